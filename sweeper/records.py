@@ -1,0 +1,85 @@
+"""What one validation and one trial leave behind, as plain values: the words between loop, trial and views."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+StopReason = Literal[
+    "max_epochs",
+    "early_stopped",
+    "time_limit",
+    "pruned",
+    "diverged",
+    "out_of_memory",
+    "outside_limits",
+    "failed",
+]
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """Everything measured between two validations. Epochs and validations count from 0.
+
+    `metrics` holds each name as MLflow shows it (`val_accuracy`, `optim/grad_norm`, `speed/train_s`, ...);
+    values may be NaN or infinite, and are what was measured. `timestamp_ms` (since the epoch of Unix) is taken
+    once, here, so that sending the record to MLflow again adds nothing.
+    """
+
+    validation: int
+    epoch: int
+    step: int
+    epoch_complete: bool
+    timestamp_ms: int
+    metrics: dict[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> EpochRecord:
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class TrialOutcome:
+    """How a trial ended: what is told to Optuna, tagged in MLflow and said on screen.
+
+    `value` is the best value of the monitor (None if there never was a finite one), `best_epoch` its epoch.
+    `error` is the traceback of a failed trial.
+    """
+
+    stop_reason: StopReason
+    value: float | None = None
+    best_epoch: int | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class DataInfo:
+    """What a model and a task must know of the data.
+
+    `input_shape` is one sample's, without the batch: (channels, height, width) for images, (features,) for rows.
+    `num_outputs` is the width of the model's output. `sizes` counts the samples of each split (`train`, `val`,
+    `test`); `class_counts` those of each class in the training split. `digest` is a hash of the content.
+    """
+
+    name: str
+    input_shape: tuple[int, ...]
+    num_outputs: int
+    sizes: dict[str, int]
+    input_dtype: str = "float32"
+    target_dtype: str = "int64"
+    target_shape: tuple[int, ...] = ()
+    class_names: tuple[str, ...] = ()
+    class_counts: tuple[int, ...] = ()
+    digest: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> DataInfo:
+        tuples = {"input_shape", "target_shape", "class_names", "class_counts"}
+        return cls(**{key: tuple(value) if key in tuples else value for key, value in values.items()})
