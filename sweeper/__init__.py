@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sweeper.training.checkpoint import load_model as load_model
     from sweeper.data import DataInfo as DataInfo
     from sweeper.data import Splits as Splits
+    from sweeper.training.checkpoint import load_model as load_model
 
 __version__ = "0.1.0"
 __all__ = ["DataInfo", "Splits", "__version__", "load_model"]

@@ -82,4 +82,5 @@ class DataInfo:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> DataInfo:
         tuples = {"input_shape", "target_shape", "class_names", "class_counts"}
-        return cls(**{key: tuple(value) if key in tuples else value for key, value in values.items()})
+        arguments: dict[str, Any] = {key: tuple(value) if key in tuples else value for key, value in values.items()}
+        return cls(**arguments)

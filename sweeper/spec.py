@@ -147,11 +147,7 @@ class TrainSpec(Section):
     @model_validator(mode="before")
     @classmethod
     def _clip_by_value_replaces_the_default_norm(cls, values: Any) -> Any:
-        if (
-            isinstance(values, dict)
-            and values.get("max_grad_value") is not None
-            and "max_grad_norm" not in values
-        ):
+        if isinstance(values, dict) and values.get("max_grad_value") is not None and "max_grad_norm" not in values:
             return {**values, "max_grad_norm": None}
         return values
 

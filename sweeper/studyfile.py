@@ -1,0 +1,151 @@
+"""Read a study file: every fault of it at once, each with its line and what to do."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pydantic import ValidationError
+
+from sweeper.errors import Fault, SpecError, StudyFileError
+from sweeper.faultwords import merge_alternatives, to_fault
+from sweeper.searchspace_rules import SpaceReader
+from sweeper.spec import LIMITED, SCHEDULER_KEYS, StudySpec
+from sweeper.yamlfile import KeyPath, YamlFile
+
+OVERRIDES = {"SWEEPER_STORAGE": ("storage",), "SWEEPER_TRACKING_URI": ("tracking", "uri")}
+
+
+@dataclass
+class StudyFile:
+    """A study file that was read without a fault. `notices` are things worth saying that stop nothing."""
+
+    spec: StudySpec
+    path: Path
+    text: str
+    notices: list[str] = field(default_factory=list)
+
+    def explain(self, error: SpecError) -> StudyFileError:
+        """The fault that a part found later, with the line it stands on."""
+        return StudyFileError(_fault_text(YamlFile(self.path), error.fault), [error.fault])
+
+
+def read_study_file(path: Path) -> StudyFile:
+    """Raises `StudyFileError` with every fault, or `SweeperError` when the file cannot be read at all."""
+    file = YamlFile(path)
+    values = _with_overrides(file.values)
+    space = SpaceReader(values)
+    faults = list(space.faults)
+    spec, model_faults = _validate({**values, "search_space": space.domains} if "search_space" in values else values)
+    faults += model_faults
+    if spec is not None:
+        faults += _cross_faults(spec, values)
+    if faults or spec is None:
+        raise_faults(file, faults)
+    return StudyFile(spec, path, file.text, [f"{path}:{file.line(at)}: {text}" for at, text in space.notices])
+
+
+def raise_faults(file: YamlFile, faults: list[Fault]) -> NoReturn:
+    ordered = sorted(faults, key=lambda fault: file.line(fault.path))
+    raise StudyFileError("\n".join(_fault_text(file, fault) for fault in ordered), ordered)
+
+
+def _fault_text(file: YamlFile, fault: Fault) -> str:
+    where = f"{file.path}:{file.line(fault.path)}: "
+    return f"{where}{key_text(fault.path)}: {fault.what}\n  {fault.todo}"
+
+
+def key_text(path: KeyPath) -> str:
+    text = ""
+    for key in path:
+        text += f"[{key}]" if isinstance(key, int) else f".{key}" if text else str(key)
+    return text or "the file"
+
+
+def _with_overrides(values: dict[str, Any]) -> dict[str, Any]:
+    """The environment's databases in place of the file's, so that passwords stay out of files."""
+    values = dict(values)
+    for variable, path in OVERRIDES.items():
+        text = os.environ.get(variable)
+        if not text:
+            continue
+        if len(path) == 1:
+            values[path[0]] = text
+        elif isinstance(values.get(path[0], {}), dict):
+            values[path[0]] = {**values.get(path[0], {}), path[1]: text}
+    return values
+
+
+def _validate(values: dict[str, Any]) -> tuple[StudySpec | None, list[Fault]]:
+    try:
+        return StudySpec.model_validate(values), []
+    except ValidationError as error:
+        return None, merge_alternatives([to_fault(detail, values) for detail in error.errors()])
+
+
+def _cross_faults(spec: StudySpec, values: dict[str, Any]) -> list[Fault]:
+    """What only shows when sections are looked at together."""
+    return [*_limit_faults(spec), *_monitor_faults(spec), *_storage_faults(spec), *_scheduler_faults(spec, values)]
+
+
+def _limit_faults(spec: StudySpec) -> list[Fault]:
+    faults = []
+    for name, limit in spec.limits.items():
+        if name not in LIMITED:
+            near = difflib.get_close_matches(name, LIMITED, n=1)
+            todo = f"Did you mean {near[0]}?" if near else f"Limits are for {' and '.join(LIMITED)}."
+            faults.append(Fault(("limits", name), "there is no derived value of this name", todo))
+        elif limit.min is not None and limit.max is not None and limit.min > limit.max:
+            what = f"min ({limit.min:g}) is above max ({limit.max:g})"
+            faults.append(Fault(("limits", name), what, "Swap them."))
+    return faults
+
+
+def _monitor_faults(spec: StudySpec) -> list[Fault]:
+    monitor = spec.objective.monitor
+    if monitor == "train_loss" or monitor.startswith("val_"):
+        return []
+    return [
+        Fault(
+            ("objective", "monitor"),
+            f"{monitor!r} is not measured",
+            "Write train_loss, val_loss, or val_ and a metric's name, such as val_accuracy.",
+        )
+    ]
+
+
+def _storage_faults(spec: StudySpec) -> list[Fault]:
+    if not spec.storage.startswith("sqlite:///"):
+        what = f"{spec.storage.split('://')[0]!r} databases are not supported yet"
+        return [Fault(("storage",), what, "Write `sqlite:///mlruns/optuna.db`.")]
+    if spec.storage == spec.tracking.uri:
+        what = "the study and MLflow share one database, and both own a table alembic_version"
+        return [Fault(("storage",), what, "Give each a file of its own.")]
+    return []
+
+
+def _scheduler_faults(spec: StudySpec, values: dict[str, Any]) -> list[Fault]:
+    """A key of another scheduler would be ignored in silence, and an ignored key is a wrong answer."""
+    names = {spec.train.scheduler.name}
+    searched = spec.search_space.get("scheduler.name")
+    if searched is not None and hasattr(searched, "choices"):
+        names |= set(searched.choices)
+    allowed = {"name", "warmup_epochs", "warmup_steps", *(key for name in names for key in SCHEDULER_KEYS[name])}
+    written: list[tuple[KeyPath, str]] = [
+        (("train", "scheduler", key), key) for key in (values.get("train") or {}).get("scheduler") or {}
+    ]
+    written += [
+        (("search_space", name), name.split(".")[1]) for name in spec.search_space if name.startswith("scheduler.")
+    ]
+    return [
+        Fault(
+            path,
+            f"the scheduler {' or '.join(sorted(names))} has no {key!r}",
+            f"It takes: {', '.join(sorted(allowed - {'name'}))}.",
+        )
+        for path, key in written
+        if key not in allowed
+    ]
