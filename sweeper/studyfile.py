@@ -129,7 +129,7 @@ def _storage_faults(spec: StudySpec) -> list[Fault]:
 
 def _scheduler_faults(spec: StudySpec, values: dict[str, Any]) -> list[Fault]:
     """A key of another scheduler would be ignored in silence, and an ignored key is a wrong answer."""
-    names = {spec.train.scheduler.name}
+    names: set[Any] = {spec.train.scheduler.name}
     searched = spec.search_space.get("scheduler.name")
     if searched is not None and hasattr(searched, "choices"):
         names |= set(searched.choices)

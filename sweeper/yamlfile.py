@@ -77,9 +77,7 @@ def _in_words(problem: str) -> str:
     if problem.startswith("found duplicate key"):
         name = problem.split('"')[1] if '"' in problem else problem.removeprefix("found duplicate key ").split(" ")[0]
         return f"the key {name!r} stands twice\n  Keep one of the two; they would overwrite each other."
-    return (
-        f"this is not YAML: {problem}\n  Look at the indentation, colons and brackets of this line and the one above."
-    )
+    return f"this is not YAML: {problem}\n  Look at the indentation, colons and brackets here and in the line above."
 
 
 def plain(node: Any) -> Any:

@@ -1,0 +1,213 @@
+"""One attempt at one trial, from nothing or from its last checkpoint: train, record, judge, report, log."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from contextlib import closing
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import optuna
+
+from sweeper.errors import CheckpointError, StorageError
+from sweeper.ownership import Renewal
+from sweeper.records import EpochRecord, StopReason, TrialOutcome
+from sweeper.room import LeftEarly, TrialRoom
+from sweeper.spec import TrialConfig
+from sweeper.training.checkpoint import best_payload
+from sweeper.training.loop import train
+from sweeper.training.session import Session, build_session
+from sweeper.training.speed import speed_config
+from sweeper.training.stopping import Judgement, Verdict
+from sweeper.training.trial_folder import TrialFolder
+from sweeper.trial_params import dataset_input, logged_params
+
+
+class Attempt:
+    """One attempt at one trial: from nothing, or from its last checkpoint."""
+
+    def __init__(
+        self,
+        room: TrialRoom,
+        trial: optuna.trial.Trial,
+        config: TrialConfig,
+        folder: TrialFolder,
+        renewal: Renewal,
+        attempt: int,
+    ) -> None:
+        self.room, self.trial, self.config, self.folder = room, trial, config, folder
+        self.renewal, self.attempt = renewal, attempt
+        stopping = config.early_stopping
+        patience = stopping.resolved_patience(config.num_validations)
+        self.judgement = Judgement(config.objective.direction, patience, stopping.min_delta, stopping.min_epochs)
+        self.recorded: dict[int, EpochRecord] = {}
+        self.reported = set(trial.study._storage.get_trial(trial._trial_id).intermediate_values)
+        self.next_validation = 0
+        self.session: Session | None = None
+
+    def close(self) -> None:
+        if self.session is not None:
+            self.session.close()
+            self.session = None
+
+    def outcome(self, reason: StopReason, error: str | None = None) -> TrialOutcome:
+        return TrialOutcome(reason, self.judgement.best_value, self.judgement.best_epoch, error)
+
+    def run(self) -> TrialOutcome:
+        self.folder.sweep_temporaries()
+        self.recorded = {record.validation: record for record in self.folder.records()}
+        state = self._saved_state()
+        self.session = build_session(self.config, self.room.load(), state["session"]["speed"] if state else None)
+        self._log_start(self.session)
+        reason = self._go_on_from(state, self.session) if state else None
+        if reason is not None:
+            return self.outcome(reason)
+        with closing(train(self.session)) as records:
+            for record in records:
+                reason = self._take_in(record, self.session)
+                if reason is not None:
+                    return self.outcome(reason)
+        return self._after_training(self.session)
+
+    def _after_training(self, session: Session) -> TrialOutcome:
+        if not session.timed_out:
+            return self.outcome("max_epochs")
+        if self.judgement.best_value is None:
+            return self.outcome("failed", "timeout_s was over before the first finite validation.")
+        return self.outcome("time_limit")
+
+    def _saved_state(self) -> dict[str, Any] | None:
+        """The last checkpoint. Raises `CheckpointError` when there must be one and it is gone."""
+        state = self.folder.load_last()
+        if state is None and self.recorded:
+            last = max(self.recorded.values(), key=lambda record: record.validation)
+            if last.epoch >= self.room.spec.checkpoints.every_epochs:
+                raise CheckpointError(f"{self.folder.path}: epoch {last.epoch} was reached, but no checkpoint is left")
+        return state
+
+    def _go_on_from(self, state: dict[str, Any], session: Session) -> StopReason | None:
+        """Restore, and send again what a kill may have kept from Optuna and MLflow. What the last record before the
+        checkpoint decided is decided again, as it may not have been told."""
+        session.load_state_dict(state["session"])
+        self.judgement.load_state_dict(state["judgement"])
+        past = [record for record in self.recorded.values() if record.epoch < session.epoch]
+        for record in past:
+            self.room.tracker.trial_record(self.trial.number, record)
+        print(f"Attempt {self.attempt} goes on after epoch {session.epoch - 1}.")
+        self.next_validation = session.epoch * self.config.train.validations_per_epoch
+        verdict = Verdict(**state["verdict"])
+        self._report(self.next_validation - 1)
+        return self._decide(verdict, self.next_validation - 1)
+
+    def _take_in(self, measured: EpochRecord, session: Session) -> StopReason | None:
+        """Record first, then weights, then report, then log; at last decide."""
+        record = self._first_measured(measured)
+        value = record.metrics[self.config.objective.monitor]
+        verdict = self.judgement.update(
+            value, epoch=record.epoch, validation=record.validation, epochs_complete=session.epoch
+        )
+        self.renewal.check()
+        if record is measured:
+            record = self._with_best(measured)
+            self.folder.append_record(record)
+        if verdict.is_best:
+            self.folder.save_best(
+                best_payload(
+                    session.model,
+                    self.config,
+                    session.task.info,
+                    record,
+                    self.room.spec.study,
+                    self.room.import_folder,
+                )
+            )
+        leaving = record.epoch_complete and self.room.leave_after_epoch()
+        if record.epoch_complete and (leaving or session.epoch % self.room.spec.checkpoints.every_epochs == 0):
+            self._save(session, verdict)
+        self.next_validation = record.validation + 1
+        self._report(record.validation)
+        self._log(record)
+        self.room.progress.on_record(self.config, record, self.judgement)
+        reason = self._decide(verdict, record.validation)
+        if reason is None and leaving and session.epoch < self.config.train.max_epochs:
+            raise LeftEarly
+        return reason
+
+    def _first_measured(self, measured: EpochRecord) -> EpochRecord:
+        """The record of this validation by an earlier attempt if there is one, so that nothing that was reported or
+        logged changes afterwards; a redone value that differs is warned about."""
+        earlier = self.recorded.get(measured.validation)
+        if earlier is None:
+            return measured
+        name = self.config.objective.monitor
+        before, now = earlier.metrics[name], measured.metrics[name]
+        if before != now and not (math.isnan(before) and math.isnan(now)):
+            warnings.warn(
+                f"epoch {measured.epoch} was redone and {name} is {now!r}; the first time it was {before!r}, "
+                "which stays recorded",
+                stacklevel=2,
+            )
+        return earlier
+
+    def _with_best(self, record: EpochRecord) -> EpochRecord:
+        best = self.judgement.best_value
+        if best is None:
+            return record
+        return replace(record, metrics={**record.metrics, f"best/{self.config.objective.monitor}": best})
+
+    def _save(self, session: Session, verdict: Verdict) -> None:
+        state = {
+            "session": session.state_dict(),
+            "judgement": self.judgement.state_dict(),
+            "verdict": asdict(verdict),
+        }
+        self.folder.save_last(state, session.epoch - 1)
+
+    def _report(self, validation: int) -> None:
+        """The best value so far, once a validation: then one noisy epoch prunes nobody, and a pruned trial's stored
+        value is its best."""
+        best = self.judgement.best_value
+        if best is not None and validation not in self.reported:
+            self.trial.report(best, validation)
+            self.reported.add(validation)
+
+    def _log(self, record: EpochRecord) -> None:
+        self.room.tracker.trial_record(self.trial.number, record)
+        self.room.store_run_ids()
+
+    def _decide(self, verdict: Verdict, validation: int) -> StopReason | None:
+        """Has this trial finished improving? Else: is it hopeless beside the others? The last validation asks
+        neither."""
+        if validation + 1 >= self.config.num_validations:
+            return None
+        if verdict.stop:
+            return "early_stopped"
+        asked = verdict.may_stop and (self.room.spec.pruner.when == "always" or verdict.stalled)
+        return "pruned" if asked and self.trial.should_prune() else None
+
+    def _log_start(self, session: Session) -> None:
+        number, train_spec = self.trial.number, self.config.train
+        speed = speed_config(session.speed, session.device, train_spec.batch_size, train_spec.accumulation_steps)
+        name = "speed_config.json" if self.attempt == 1 else f"speed_config.{self.attempt}.json"
+        files = {name: speed, "config.json": self.config.model_dump(mode="json")}
+        for file_name, values in files.items():
+            _write_json(self.folder.path / file_name, values)
+        self.room.tracker.trial_started(
+            number,
+            self.trial.user_attrs.get("mlflow_run_id"),
+            params=logged_params(self.config, session.device, session.speed.precision, speed),
+            tags={"attempt": str(self.attempt)},
+            dataset=dataset_input(self.config, session.task.info),
+            artifacts=[(self.folder.path / file_name, file_name) for file_name in files],
+        )
+
+
+def _write_json(path: Path, values: dict[str, Any]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}\n  Check `checkpoints.dir`.") from error

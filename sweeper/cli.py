@@ -1,0 +1,282 @@
+"""The door: parse, call, print, exit codes. Heavy imports stay inside the commands, so that `--help` is instant.
+
+Exit codes: 0 done, 1 a fault the user can mend, 2 usage, 3 stopped because trials kept failing, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from sweeper import __version__
+from sweeper.errors import InterruptedNow, SpecError, SweeperError
+
+if TYPE_CHECKING:
+    from sweeper.studyfile import StudyFile
+    from sweeper.views.reading import StoredStudy
+
+STUDY = click.argument("study_file", metavar="STUDY.yaml", type=click.Path(path_type=Path))
+TRIAL = click.argument("trial", metavar="TRIAL", type=click.IntRange(min=0))
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+
+
+class _Commands(click.Group):
+    """Keeps the order of definition in `--help`, and turns our errors into sentences."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except SweeperError as error:
+            _leave(str(error), error.exit_code)
+        except InterruptedNow:
+            _leave("Interrupted.", 130)
+
+
+def _leave(text: str, code: int) -> NoReturn:
+    click.echo(text, err=True)
+    sys.exit(code)
+
+
+@click.group(cls=_Commands)
+@click.version_option(__version__, prog_name="sweep")
+def main() -> None:
+    """Sweep hyperparameters of PyTorch models: write a study file, run it, read the answer."""
+
+
+@main.command()
+@STUDY
+def run(study_file: Path) -> None:
+    """Run the study, or go on with it: what is missing to its budget, interrupted trials first."""
+    file = _read(study_file)
+    from sweeper.display import RunDisplay
+    from sweeper.room import Progress
+    from sweeper.study.running import run_study
+    from sweeper.views.preflight import preflight
+
+    data = _with_lines(file, lambda: preflight(file.spec, file.path.parent))
+    click.echo(_summary(file, data.info.sizes))
+    with RunDisplay(file.spec, _num_finished(file), sys.stdout) as display:
+        progress = Progress(
+            lambda config, record, judged: display.on_record(config, record, judged.best_value), display.on_end
+        )
+        result = _with_lines(file, lambda: run_study(file, data, progress))
+    for problem in result.problems:
+        click.echo(problem, err=True)
+    if result.undelivered is not None:
+        click.echo(
+            f"MLflow could not be reached; what it has not got lies in {result.undelivered.absolute()}", err=True
+        )
+        click.echo("  The next `sweep run` delivers it.", err=True)
+    _print_result(file)
+    if result.interrupted:
+        _leave(f"Interrupted. `sweep run {study_file}` goes on where it stopped.", 130)
+
+
+@main.command()
+@STUDY
+def check(study_file: Path) -> None:
+    """Validate the study file, the data and the extremes of the search space, without training."""
+    file = _read(study_file)
+    from sweeper.views.preflight import preflight
+
+    data = _with_lines(file, lambda: preflight(file.spec, file.path.parent))
+    click.echo(_summary(file, data.info.sizes))
+    click.echo("The study file is sound.")
+
+
+@main.command()
+@STUDY
+@AS_JSON
+def status(study_file: Path, as_json: bool) -> None:
+    """How far the study is, and its best trials."""
+    stored = _stored(study_file)
+    from sweeper.views.status import ranking, status_json
+
+    values = status_json(stored)
+    if as_json:
+        _print_json(values)
+        return
+    click.echo(
+        f"{values['study']}: {values['direction']} {values['monitor']}, {values['budget']['trials']} trials wanted"
+    )
+    click.echo(
+        "  " + ", ".join(f"{count} {name}" for name, count in values["trials"].items() if count or name == "complete")
+    )
+    if values["last_activity"]:
+        click.echo(f"  last activity {values['last_activity']}")
+    best = ranking(stored, 10)
+    if not best:
+        click.echo("No trial is complete yet.")
+        return
+    names = list(dict.fromkeys(name for trial in best for name in trial.params))
+    rows = [
+        [str(t.number), f"{t.value:.6g}", str(t.user_attrs.get("best_epoch", "")), *_cells(t.params, names)]
+        for t in best
+    ]
+    click.echo(_table(["trial", values["monitor"], "epoch", *names], rows))
+
+
+@main.command()
+@STUDY
+@AS_JSON
+def best(study_file: Path, as_json: bool) -> None:
+    """The best trial: sections to paste into the study file, and its checkpoint."""
+    stored = _stored(study_file)
+    from sweeper.views.best import best_as_json, best_of, sections_to_paste
+
+    values = best_as_json(stored)
+    if as_json:
+        _print_json(values)
+        return
+    monitor = stored.spec.objective.monitor
+    click.echo(
+        f"# {stored.spec.study}: trial {values['trial']}, {monitor} {values['value']:.6g} at epoch {values['epoch']}"
+    )
+    click.echo(sections_to_paste(stored, best_of(stored)), nl=False)
+    click.echo(f"# checkpoint: {values['checkpoint']}")
+    click.echo(f"# load it:    sweeper.load_model({values['checkpoint']!r})")
+
+
+@main.command()
+@STUDY
+@TRIAL
+def logs(study_file: Path, trial: int) -> None:
+    """What a trial printed and warned, and its traceback if it failed."""
+    stored = _stored(study_file)
+    from sweeper.views.show import log_text
+
+    click.echo(log_text(stored, trial), nl=False)
+
+
+@main.command()
+@STUDY
+@TRIAL
+@AS_JSON
+def show(study_file: Path, trial: int, as_json: bool) -> None:
+    """One trial: its values, how it ended, and every validation."""
+    stored = _stored(study_file)
+    from sweeper.views.show import show_json
+
+    values = show_json(stored, trial)
+    if as_json:
+        _print_json(values)
+        return
+    reason = f" ({values['stop_reason']})" if values["stop_reason"] else ""
+    click.echo(f"trial {trial}: {values['state']}{reason}, best {values['value']} at epoch {values['best_epoch']}")
+    for name, value in values["params"].items():
+        click.echo(f"  {name}: {value}")
+    if values["error"]:
+        click.echo(values["error"])
+    names = [
+        "train_loss",
+        "val_loss",
+        stored.spec.objective.monitor,
+        "optim/lr",
+        "optim/grad_norm",
+        "speed/samples_per_s",
+    ]
+    names = list(dict.fromkeys(names))
+    rows = [[str(r["epoch"]), *_cells(r["metrics"], names)] for r in values["validations"]]
+    if rows:
+        click.echo(_table(["epoch", *names], rows))
+
+
+def _read(path: Path) -> StudyFile:
+    from sweeper.studyfile import read_study_file
+
+    file = read_study_file(path)
+    for notice in file.notices:
+        click.echo(f"note: {notice}", err=True)
+    return file
+
+
+def _stored(path: Path) -> StoredStudy:
+    from sweeper.studyfile import read_study_file
+    from sweeper.views.reading import read_study
+
+    return read_study(read_study_file(path).spec)
+
+
+def _with_lines(file: StudyFile, call: Any) -> Any:
+    """Run `call`; a fault that a part finds in the file gets its line."""
+    try:
+        return call()
+    except SpecError as error:
+        raise file.explain(error) from error
+
+
+def _num_finished(file: StudyFile) -> int:
+    """How many trials count already, for the display."""
+    from sweeper.errors import StorageError
+    from sweeper.views.reading import read_study
+    from sweeper.views.status import status_json
+
+    try:
+        trials = status_json(read_study(file.spec))["trials"]
+    except StorageError:
+        return 0
+    return trials["complete"] + trials["pruned"]
+
+
+def _summary(file: StudyFile, sizes: dict[str, int]) -> str:
+    spec = file.spec
+    counts = ", ".join(f"{size} {name}" for name, size in sizes.items())
+    return (
+        f"{spec.study}: {spec.objective.direction} {spec.objective.monitor} over {spec.budget.trials} trials of up to "
+        f"{spec.train.max_epochs} epochs\n  data {spec.data.source} ({counts}), model {spec.model.name}, "
+        f"searching {', '.join(spec.search_space)}"
+    )
+
+
+def _print_result(file: StudyFile) -> None:
+    """The result in words, and where to look."""
+    from sweeper.views.best import best_as_json
+    from sweeper.views.reading import read_study
+    from sweeper.views.status import status_json
+
+    stored = read_study(file.spec)
+    values = status_json(stored)
+    states = ", ".join(f"{count} {name}" for name, count in values["trials"].items() if count)
+    click.echo(f"\n{file.spec.study}: {states or 'no trials'}.")
+    if values["best"] is None:
+        click.echo("No trial is complete, so there is no best one yet.")
+        return
+    best_values = best_as_json(stored)
+    point = ", ".join(f"{name} {_cell(value)}" for name, value in best_values["params"].items())
+    click.echo(
+        f"The best {values['monitor']} is {best_values['value']:.6g}, by trial {best_values['trial']} at epoch "
+        f"{best_values['epoch']}: {point}."
+    )
+    click.echo(f"  values to paste:  sweep best {file.path}")
+    click.echo(f"  the checkpoint:   {best_values['checkpoint']}")
+    click.echo(f"  all curves:       mlflow ui --backend-store-uri {file.spec.tracking.uri}")
+
+
+def _print_json(values: dict[str, Any]) -> None:
+    click.echo(json.dumps(values, indent=2))
+
+
+def _cells(values: dict[str, Any], names: list[str]) -> list[str]:
+    return [_cell(values.get(name, "")) for name in names]
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _table(header: list[str], rows: list[list[str]]) -> str:
+    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
+    return "\n".join(
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in [header, *rows]
+    )
+
+
+if __name__ == "__main__":
+    main()

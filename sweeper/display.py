@@ -1,0 +1,109 @@
+"""What `sweep run` shows: a live table on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import IO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from sweeper.records import EpochRecord, TrialOutcome
+from sweeper.spec import StudySpec, TrialConfig
+
+BEST_SHOWN = 5
+# How often a trial says where it is when nobody watches a terminal.
+PLAIN_EVERY_S = 5.0
+
+
+@dataclass
+class _Running:
+    config: TrialConfig
+    started: float = field(default_factory=time.monotonic)
+    first_validation: int = 0
+    line: str = ""
+    last_plain: float = 0.0
+
+
+class RunDisplay:
+    """A context manager; `on_record` and `on_end` are called by the trial."""
+
+    def __init__(self, spec: StudySpec, finished: int, stream: IO[str]) -> None:
+        self.spec = spec
+        self.console = Console(file=stream, highlight=False)
+        self.finished = finished
+        self.running: dict[int, _Running] = {}
+        self.ended: list[tuple[float, int, str]] = []
+        self._live: Live | None = None
+        if self.console.is_terminal:
+            self._live = Live(console=self.console, redirect_stdout=False, redirect_stderr=False, transient=True)
+
+    def __enter__(self) -> RunDisplay:
+        if self._live is not None:
+            self._live.__enter__()
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        if self._live is not None:
+            self._live.__exit__(None, None, None)
+
+    def on_record(self, config: TrialConfig, record: EpochRecord, best: float | None) -> None:
+        running = self.running.get(config.number)
+        if running is None:
+            running = self.running[config.number] = _Running(config, first_validation=record.validation)
+            running.started -= record.metrics.get("speed/train_s", 0.0) + record.metrics.get("speed/val_s", 0.0)
+        monitor = self.spec.objective.monitor
+        done = record.validation + 1 - running.first_validation
+        per_validation = (time.monotonic() - running.started) / done
+        eta = per_validation * (config.num_validations - record.validation - 1)
+        running.line = (
+            f"trial {config.number:>4}  epoch {record.epoch + 1:>3}/{config.train.max_epochs}  "
+            f"{monitor} {record.metrics[monitor]:.4f}  best {_number(best)}  at most {_duration(eta)} left"
+        )
+        self._show(running)
+
+    def on_end(self, number: int, outcome: TrialOutcome) -> None:
+        self.running.pop(number, None)
+        if outcome.stop_reason != "outside_limits":
+            self.finished += outcome.stop_reason != "failed"
+        epoch = "" if outcome.best_epoch is None else f" at epoch {outcome.best_epoch}"
+        line = f"trial {number:>4}  {outcome.stop_reason:<14} best {_number(outcome.value)}{epoch}"
+        if outcome.stop_reason in ("failed", "outside_limits") and outcome.error:
+            line += f"  {outcome.error.strip().splitlines()[-1]}"
+        if outcome.value is not None and outcome.stop_reason in ("max_epochs", "early_stopped", "time_limit"):
+            self.ended.append((outcome.value, number, outcome.stop_reason))
+        if self._live is None or outcome.stop_reason == "failed":
+            self.console.print(Text(f"[{self.finished}/{self.spec.budget.trials}] {line}"))
+        self._refresh()
+
+    def _show(self, running: _Running) -> None:
+        if self._live is not None:
+            self._refresh()
+        elif time.monotonic() - max(running.last_plain, running.started) >= PLAIN_EVERY_S:
+            running.last_plain = time.monotonic()
+            self.console.print(Text(running.line))
+
+    def _refresh(self) -> None:
+        if self._live is None:
+            return
+        table = Table(box=None, padding=(0, 2), show_header=bool(self.ended))
+        for name in ("best so far", "trial", "ended by"):
+            table.add_column(name)
+        maximize = self.spec.objective.direction == "maximize"
+        for value, number, reason in sorted(self.ended, key=lambda e: -e[0] if maximize else e[0])[:BEST_SHOWN]:
+            table.add_row(f"{value:.4f}", str(number), reason)
+        head = Text(f"{self.spec.study}: {self.finished} of {self.spec.budget.trials} trials", style="bold")
+        self._live.update(Group(head, *(Text(r.line) for r in self.running.values()), table), refresh=True)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s" if minutes else f"{rest}s"

@@ -1,0 +1,129 @@
+"""`sweep run`: everything around the worker, from the opened databases to the closed parent run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from sweeper.data import LoadedData
+from sweeper.errors import InterruptedNow
+from sweeper.ownership import Claims, Owner
+from sweeper.room import Progress, TrialRoom
+from sweeper.spec import StudySpec
+from sweeper.study.opening import OpenStudy, open_study
+from sweeper.study.signals import StopSwitch
+from sweeper.study.worker import Worker, best_number
+from sweeper.studyfile import StudyFile
+from sweeper.tracking import Tracker, TrackingSettings
+from sweeper.tracking.spool import Status
+from sweeper.training.speed import set_threads
+
+PARENT_RUN = "mlflow_run_id"
+EXPERIMENT = "mlflow_experiment_id"
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a `sweep run` ended. `undelivered` says where the spool lies when MLflow could not be reached."""
+
+    interrupted: bool
+    problems: list[str]
+    undelivered: Path | None
+
+
+def run_study(file: StudyFile, data: LoadedData, progress: Progress) -> RunResult:
+    """Work on the study until its budget is used up or somebody stops it. The file and data have been checked.
+
+    Raises `TooManyFailuresError`, `StudyChangedError` and other `SweeperError`s.
+    """
+    spec = file.spec
+    with StopSwitch() as switch:
+        opened = open_study(spec)
+        set_threads(opened.threads)
+        tracker = Tracker(Path("mlruns/spool") / spec.study, _tracking_settings(spec, opened))
+        room = TrialRoom(
+            spec=spec,
+            import_folder=file.path.parent,
+            claims=Claims(opened.study._storage, opened.study._study_id, Owner.current()),
+            tracker=tracker,
+            load=lambda: data,
+            checkpoints=Path(spec.checkpoints.dir) / spec.study,
+            leave_after_epoch=lambda: switch.leaving,
+            progress=progress,
+        )
+        tracker.start()
+        tracker.study_started(_study_tags(file), [(file.path, "study.yaml")])
+        return _work(opened, room, switch)
+
+
+def _work(opened: OpenStudy, room: TrialRoom, switch: StopSwitch) -> RunResult:
+    status: Status = "FINISHED"
+    interrupted = False
+    try:
+        Worker(opened, room, leaving=lambda: switch.leaving).work()
+        if switch.leaving:
+            status, interrupted = "KILLED", True
+    except InterruptedNow:
+        status, interrupted = "KILLED", True
+    except BaseException:
+        status = "FAILED"
+        raise
+    finally:
+        delivered = _close(opened, room, status)
+    return RunResult(interrupted, room.tracker.problems(), None if delivered else room.tracker.spool_dir)
+
+
+def _close(opened: OpenStudy, room: TrialRoom, status: Status) -> bool:
+    """Close the parent run, unless another worker still runs a trial, and wait for what MLflow has not got yet."""
+    others = room.claims.counts().get("RUNNING", 0) - len(room.claims.stale(room.spec.workers.grace_period_s))
+    if others <= 0:
+        room.tracker.study_finished(status, *_result(opened, room))
+    delivered = room.tracker.close()
+    room.store_run_ids()
+    for key, value in zip((EXPERIMENT, PARENT_RUN), room.tracker.parent_ids(), strict=True):
+        if value is not None and opened.study.user_attrs.get(key) != value:
+            opened.study.set_user_attr(key, value)
+    return delivered
+
+
+def _result(opened: OpenStudy, room: TrialRoom) -> tuple[dict[str, str], dict[str, float]]:
+    best = best_number(opened.study)
+    if best is None:
+        return {}, {}
+    trial = opened.study.trials[best]
+    assert trial.value is not None
+    tags = {"best_trial": str(best), "best_epoch": str(trial.user_attrs.get("best_epoch"))}
+    return tags, {f"best/{room.spec.objective.monitor}": trial.value}
+
+
+def _tracking_settings(spec: StudySpec, opened: OpenStudy) -> TrackingSettings:
+    return TrackingSettings(
+        uri=spec.tracking.uri,
+        artifacts=Path(spec.tracking.artifacts).absolute(),
+        study=spec.study,
+        study_token=opened.token,
+        monitor=spec.objective.monitor,
+        direction=spec.objective.direction,
+        parent_run_id=opened.study.user_attrs.get(PARENT_RUN),
+    )
+
+
+def _study_tags(file: StudyFile) -> dict[str, str]:
+    return {"sweeper.study_file": os.fspath(file.path), **git_tags(file.path.parent)}
+
+
+def git_tags(folder: Path) -> dict[str, str]:
+    """The commit and whether anything differs from it; nothing where there is no git or no repository."""
+    try:
+        commit = _git(folder, "rev-parse", "HEAD")
+        dirty = _git(folder, "status", "--porcelain", "--untracked-files=no") != ""
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return {"mlflow.source.git.commit": commit, "git.dirty": "true" if dirty else "false"}
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", os.fspath(folder), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()

@@ -1,0 +1,160 @@
+"""One worker's day: take over a stale trial or take a new slot, run it, tell; until the budget is used up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import optuna
+from optuna.trial import Trial, TrialState
+
+from sweeper.errors import SweeperError, TooManyFailuresError
+from sweeper.ownership import StaleTrial
+from sweeper.records import TrialOutcome
+from sweeper.room import LeftEarly, TrialRoom
+from sweeper.study.opening import OpenStudy
+from sweeper.study.samplers import grid_size, make_sampler
+from sweeper.trial import run_trial
+
+MOST_OUTSIDE_LIMITS_IN_A_ROW = 100
+
+
+@dataclass
+class Worker:
+    """Works on one study until nothing is left to do. `failures_before` counts the FAILs of earlier runs."""
+
+    opened: OpenStudy
+    room: TrialRoom
+    leaving: Callable[[], bool]
+    failures_before: int = 0
+    outside_in_a_row: int = 0
+    started: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self.failures_before = self.room.claims.num_failed()
+
+    def work(self) -> None:
+        """Raises `TooManyFailuresError` (exit 3), `SweeperError` when every draw is outside the limits, and
+        `InterruptedNow`; the trial in hand is then released."""
+        try:
+            while not self.leaving() and self._next_trial():
+                pass
+        except LeftEarly:
+            pass
+        finally:
+            self._book_time()
+
+    def _next_trial(self) -> bool:
+        """Run one trial; False when there is none to run."""
+        for stale in self.room.claims.stale(self.room.spec.workers.grace_period_s):
+            if self.room.claims.take_over(stale):
+                self._resume(stale)
+                return True
+        if self._budget_is_over():
+            return False
+        trial_id = self.room.claims.claim_new(self.room.spec.storage, self._num_wanted())
+        if trial_id is None:
+            return False
+        self._run(self._attach(trial_id), attempt=1)
+        return True
+
+    def _num_wanted(self) -> int:
+        """The budget, or all points of a smaller grid."""
+        points = grid_size(self.room.spec)
+        return self.room.spec.budget.trials if points is None else min(points, self.room.spec.budget.trials)
+
+    def _attach(self, trial_id: int) -> Trial:
+        """Optuna's view of a trial that this worker owns, with the sampler seeded for its number."""
+        study = self.opened.study
+        # As `study.ask` does: what was cached belongs to the trial before.
+        study._thread_local.cached_all_trials = None
+        number = study._storage.get_trial_number_from_id(trial_id)
+        study.sampler = make_sampler(self.room.spec, number)
+        return Trial(study, trial_id)
+
+    def _run(self, trial: Trial, attempt: int) -> None:
+        outcome = run_trial(self.room, trial, attempt)
+        self.room.store_run_ids()
+        self._book_time()
+        if outcome is not None:
+            self._stop_if_hopeless(outcome)
+
+    def _resume(self, stale: StaleTrial) -> None:
+        """Go on with a trial whose worker died or left. One that keeps killing its workers without getting any
+        further ends FAIL."""
+        trial = self._attach(stale.trial_id)
+        claims, attributes = self.room.claims, trial.user_attrs
+        attempt = attributes.get("attempt", 1) + 1
+        reached = self.room.folder(trial.number).last_epoch()
+        same_place = "resumed_from" in attributes and attributes["resumed_from"] == reached
+        died = stale.reason != "released"
+        deaths = (attributes.get("deaths", 0) if same_place else 0) + died
+        for key, value in (("attempt", attempt), ("resumed_from", reached), ("deaths", deaths)):
+            claims.set_user_attr(stale.trial_id, key, value)
+        if deaths >= self.room.spec.workers.max_attempts:
+            error = f"Its workers died {deaths} times without a new checkpoint."
+            claims.finish(stale.trial_id, TrialState.FAIL, None, user_attrs={"stop_reason": "failed", "error": error})
+            self.room.tracker.trial_finished(trial.number, "FAILED", {"stop_reason": "failed", "error": error})
+            self.room.progress.on_end(trial.number, TrialOutcome("failed", error=error))
+            self._stop_if_hopeless(TrialOutcome("failed", error=error))
+            return
+        self._run(trial, attempt)
+
+    def _stop_if_hopeless(self, outcome: TrialOutcome) -> None:
+        self.outside_in_a_row = self.outside_in_a_row + 1 if outcome.stop_reason == "outside_limits" else 0
+        if self.outside_in_a_row >= MOST_OUTSIDE_LIMITS_IN_A_ROW:
+            raise SweeperError(
+                f"{self.outside_in_a_row} draws in a row were outside `limits`; the last: {outcome.error}\n"
+                "  Widen the limits or narrow the search space, so that they overlap."
+            )
+        failures = self.room.claims.num_failed() - self.failures_before
+        if failures > self.room.spec.budget.max_failures:
+            last = (outcome.error or "").strip().splitlines()
+            raise TooManyFailuresError(
+                f"Stopped: {failures} trials failed, more than budget.max_failures"
+                f" ({self.room.spec.budget.max_failures}). The last one: {last[-1] if last else 'no message'}\n"
+                "  `sweep logs STUDY.yaml TRIAL` shows the whole error; mend it and run again."
+            )
+
+    def _budget_is_over(self) -> bool:
+        budget = self.room.spec.budget
+        if budget.hours is not None and self._worked_s() >= budget.hours * 3600:
+            return True
+        if budget.target is None and budget.patience_trials is None:
+            return False
+        done = [t for t in self.opened.study.get_trials(deepcopy=False) if _counts(t)]
+        best = best_number(self.opened.study)
+        if best is None:
+            return False
+        best_value = self.opened.study.trials[best].value
+        if budget.target is not None and best_value is not None:
+            minimize = self.room.spec.objective.direction == "minimize"
+            if best_value <= budget.target if minimize else best_value >= budget.target:
+                return True
+        return budget.patience_trials is not None and sum(t.number > best for t in done) >= budget.patience_trials
+
+    def _book_time(self) -> None:
+        """Keep this worker's wall time in the study; each worker has its own entry, so none overwrites another's."""
+        if self.room.spec.budget.hours is not None:
+            key = f"sweeper:worked_s:{self.room.claims.owner.token}"
+            self.opened.study.set_user_attr(key, time.monotonic() - self.started)
+
+    def _worked_s(self) -> float:
+        """Wall time of all workers, over all restarts. The database is asked: others' entries count too."""
+        self._book_time()
+        attributes = self.opened.study.user_attrs
+        return sum(value for key, value in attributes.items() if key.startswith("sweeper:worked_s:"))
+
+
+def _counts(trial: optuna.trial.FrozenTrial) -> bool:
+    outside = trial.user_attrs.get("stop_reason") == "outside_limits"
+    return trial.state in (TrialState.COMPLETE, TrialState.PRUNED) and not outside
+
+
+def best_number(study: optuna.Study) -> int | None:
+    """The number of the best complete and feasible trial; None before there is one."""
+    try:
+        return study.best_trial.number
+    except ValueError:
+        return None

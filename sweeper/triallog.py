@@ -1,0 +1,36 @@
+"""The log of a trial: everything that the user's code prints, warns or logs while it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+
+@contextlib.contextmanager
+def captured(path: Path) -> Iterator[None]:
+    """Append to `path` what goes to stdout, stderr, `warnings` and `logging`. A full disk stops nothing."""
+    log = _opened(path)
+    handler = logging.StreamHandler(log)
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    root = logging.getLogger()
+    root.addHandler(handler)
+    try:
+        with log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log), warnings.catch_warnings():
+            warnings.simplefilter("default")
+            yield
+    finally:
+        root.removeHandler(handler)
+
+
+def _opened(path: Path) -> TextIO:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("a", encoding="utf-8", buffering=1)
+    except OSError as error:
+        warnings.warn(f"{path} cannot be written ({error.strerror}): the trial has no log", stacklevel=3)
+        return io.StringIO()

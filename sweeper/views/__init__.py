@@ -1,0 +1,1 @@
+"""What one command shows of a study. Nothing here changes anything."""

@@ -1,0 +1,78 @@
+"""Everything that can be known to be wrong before the first trial, found by building the parts once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from sweeper.data import LoadedData, load_data
+from sweeper.errors import SpecError
+from sweeper.imports import add_import_folder, is_import_path
+from sweeper.models import build_model
+from sweeper.space import is_active, suggestion_order, trial_config
+from sweeper.spec import ChoicesSpec, Scalar, StudySpec, TrialConfig
+from sweeper.study.samplers import make_pruner, make_sampler
+from sweeper.tasks import build_task
+from sweeper.training.optimizer import build_optimizer
+from sweeper.training.precision import resolve_device, resolve_precision
+from sweeper.training.session import check_monitor, on_no_device
+
+
+def preflight(spec: StudySpec, import_folder: Path) -> LoadedData:
+    """Load the data and build what the extremes of the search space ask for. Creates nothing on disk.
+
+    Raises `SpecError` or `DataError` for the first thing that a trial could not use.
+    """
+    add_import_folder(import_folder)
+    make_sampler(spec, 0)
+    make_pruner(spec)
+    device = resolve_device(spec.train.device)
+    data = load_data(spec.data)
+    for config in corner_configs(spec):
+        resolve_precision(config.train.precision, device)
+        task = build_task(config.task, data.info)
+        check_monitor(config, task)
+        with on_no_device(unless=is_import_path(config.model.name)):
+            model = build_model(config.model, task.info)
+            build_optimizer(model, config.train, fused=False)
+    return data
+
+
+def corner_configs(spec: StudySpec) -> Iterator[TrialConfig]:
+    """One config at each end of each parameter, the others at their first value."""
+    order = suggestion_order(spec.search_space)
+    ends = {name: _ends(spec, name) for name in order}
+    base = {name: values[0] for name, values in ends.items()}
+    seen: list[dict[str, Scalar]] = []
+    for name in order:
+        for value in ends[name]:
+            point = _active_part(spec, order, {**base, name: value})
+            if point not in seen:
+                seen.append(point)
+                yield _checked_config(spec, point, name, value)
+
+
+def _ends(spec: StudySpec, name: str) -> list[Scalar]:
+    domain = spec.search_space[name]
+    if isinstance(domain, ChoicesSpec):
+        return list(domain.choices)
+    ends: list[Scalar] = [domain.low, domain.high]
+    return [int(end) for end in ends if end is not None] if domain.kind == "int" else ends
+
+
+def _active_part(spec: StudySpec, order: list[str], point: dict[str, Scalar]) -> dict[str, Scalar]:
+    drawn: dict[str, Scalar] = {}
+    for name in order:
+        if is_active(spec.search_space[name], spec, drawn):
+            drawn[name] = point[name]
+    return drawn
+
+
+def _checked_config(spec: StudySpec, point: dict[str, Scalar], name: str, value: Scalar) -> TrialConfig:
+    try:
+        return trial_config(spec, 0, point)
+    except ValidationError as error:
+        what, _, todo = str(error.errors()[0]["msg"]).removeprefix("Value error, ").partition(" | ")
+        raise SpecError(("search_space", name), f"{value!r} cannot be used: {what}", todo or "Remove it.") from None

@@ -1,0 +1,70 @@
+"""Small models and data sets with known answers. Named in study files as `toys:NAME`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sweeper import DataInfo, Splits
+from sweeper.data.memory import InMemory
+from torch import Tensor, nn
+
+
+def line_data(params: dict[str, Any], split_seed: int) -> Splits:
+    """D1: x = first..last, y = 2x. Validation is the same data."""
+    x = torch.arange(params.get("first", 1), params.get("last", 10) + 1, dtype=torch.float32).view(-1, 1)
+    return Splits(InMemory(x, 2 * x[:, 0]), InMemory(x, 2 * x[:, 0]))
+
+
+def line_model(params: dict[str, Any], data: DataInfo) -> nn.Module:
+    """One weight, starting at 0, no bias."""
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    return model
+
+
+def constant_data(params: dict[str, Any], split_seed: int) -> Splits:
+    """`count` samples of one value each; the targets are `target`."""
+    x = torch.full((params["count"], 1), float(params["value"]))
+    y = torch.full((params["count"],), float(params.get("target", 0.0)))
+    return Splits(InMemory(x, y), InMemory(x[:2], y[:2]))
+
+
+class Steered(nn.Module):
+    """Two weights whose gradient is the mean input, so that a test chooses every gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(2))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs @ self.weight
+
+
+def steered_model(params: dict[str, Any], data: DataInfo) -> nn.Module:
+    return Steered()
+
+
+def steered_data(params: dict[str, Any], split_seed: int) -> Splits:
+    """Each sample is one gradient for `Steered` under `LinearTask`."""
+    x = torch.tensor(params["gradients"], dtype=torch.float32)
+    y = torch.zeros(len(x))
+    return Splits(InMemory(x, y), InMemory(torch.ones(2, 2), torch.zeros(2)))
+
+
+class LinearTask:
+    """The loss is the output itself: the gradient of the mean is the mean input."""
+
+    def loss(self, output: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
+        output = output.float()
+        return output.sum(), torch.tensor(float(len(output)), device=output.device)
+
+    def metrics(self) -> dict[str, Any]:
+        return {}
+
+
+def nine_digits(params: dict[str, Any], split_seed: int) -> Splits:
+    """Nine images of three classes for training, four for validation."""
+    inputs = torch.rand(13, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    targets = torch.arange(13) % 3
+    return Splits(InMemory(inputs[:9], targets[:9]), InMemory(inputs[9:], targets[9:]))
