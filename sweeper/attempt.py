@@ -54,7 +54,13 @@ class Attempt:
             self.session = None
 
     def outcome(self, reason: StopReason, error: str | None = None) -> TrialOutcome:
-        return TrialOutcome(reason, self.judgement.best_value, self.judgement.best_epoch, error)
+        """The end of the trial with its best value. A trial that would be complete without ever having had a finite
+        value has failed: it has nothing to compare."""
+        best = self.judgement
+        if best.best_value is None and reason in ("max_epochs", "early_stopped", "time_limit"):
+            why = "timeout_s was over" if reason == "time_limit" else f"{self.next_validation} validations were made"
+            return TrialOutcome("failed", error=f"There is no finite {self.config.objective.monitor}: {why}.")
+        return TrialOutcome(reason, best.best_value, best.best_epoch, error)
 
     def run(self) -> TrialOutcome:
         self.folder.sweep_temporaries()
@@ -70,14 +76,7 @@ class Attempt:
                 reason = self._take_in(record, self.session)
                 if reason is not None:
                     return self.outcome(reason)
-        return self._after_training(self.session)
-
-    def _after_training(self, session: Session) -> TrialOutcome:
-        if not session.timed_out:
-            return self.outcome("max_epochs")
-        if self.judgement.best_value is None:
-            return self.outcome("failed", "timeout_s was over before the first finite validation.")
-        return self.outcome("time_limit")
+        return self.outcome("time_limit" if self.session.timed_out else "max_epochs")
 
     def _saved_state(self) -> dict[str, Any] | None:
         """The last checkpoint. Raises `CheckpointError` when there must be one and it is gone."""

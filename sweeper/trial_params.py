@@ -17,6 +17,7 @@ def logged_params(config: TrialConfig, device: object, precision: str, speed: di
     for section in ("model", "task", "data", "early_stopping", "objective"):
         params |= _flat(f"{section}.", getattr(config, section).model_dump(mode="json"))
     params |= {
+        "early_stopping.patience": config.early_stopping.resolved_patience(config.num_validations),
         "precision": precision,
         "device": str(device),
         "trial_seed": config.seed,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
+
 from sweeper.spec import DataSpec
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from sweeper.data.augment import Augmented, build_augment
 from sweeper.data.loader import EpochLoader
 from sweeper.data.memory import InMemory, InMemoryPictures
@@ -36,15 +37,21 @@ def test_every_augmentation_keeps_the_shape(name: str | dict[str, Any], channels
     assert transform(dataset[0][0]).shape == (channels, 16, 8)
 
 
-def test_a_crop_pads_an_eighth_of_the_size() -> None:
-    transform: Any = build_augment(["random_crop"], PICTURES)
-    assert transform.size == [16, 8]
-    assert transform.padding == [1, 2, 1, 2]  # left, top, right, bottom
-
-
-def test_arguments_of_the_file_go_before_ours() -> None:
-    transform: Any = build_augment([{"random_crop": {"padding": 3}}], PICTURES)
-    assert transform.padding == [3, 3, 3, 3]
+@pytest.mark.parametrize(
+    ("entry", "rows", "columns"),
+    [
+        pytest.param("random_crop", 2, 1, id="an eighth of the size"),
+        pytest.param({"random_crop": {"padding": 3}}, 3, 3, id="what the file says"),
+    ],
+)
+def test_a_crop_moves_the_picture_by_its_padding_at_most(entry: Any, rows: int, columns: int) -> None:
+    ones = InMemory(torch.ones(1, 1, 16, 8), torch.zeros(1))
+    transform = build_augment([entry], ones)
+    assert transform is not None
+    torch.manual_seed(0)
+    draws = [transform(ones[0][0])[0] for _ in range(200)]
+    assert max(int((draw.sum(1) == 0).sum()) for draw in draws) == rows
+    assert max(int((draw.sum(0) == 0).sum()) for draw in draws) == columns
 
 
 def test_augmentations_run_in_the_order_of_the_file() -> None:
@@ -75,7 +82,9 @@ def test_arrays_are_augmented_too() -> None:
     [
         pytest.param("random_crops", "Did you mean random_crop?", id="name"),
         pytest.param("cut_mix", "There are color_jitter, random_affine", id="unknown name"),
-        pytest.param({"random_crop": {"pading": 2}}, "has no argument 'pading'\n  Did you mean padding?", id="argument"),
+        pytest.param(
+            {"random_crop": {"pading": 2}}, "has no argument 'pading'\n  Did you mean padding?", id="argument"
+        ),
         pytest.param({"random_rotation": {}}, "missing 1 required positional argument: 'degrees'", id="missing"),
         pytest.param({"random_horizontal_flip": {"p": 2}}, "random_horizontal_flip cannot be used like this", id="p"),
         pytest.param({"random_erasing": {"p": 1.0, "value": [1, 2]}}, "cannot be used like this", id="when used"),

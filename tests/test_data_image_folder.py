@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+
 from pictures import folder_spec, write, write_d2, write_noise
 from sweeper.data import LoadedData, load_data, targets_of
 from sweeper.data.loader import EpochLoader
@@ -114,7 +115,7 @@ def test_every_bad_file_is_named(tmp_path: Path) -> None:
 
 def test_bad_files_are_skipped_on_request_and_counted(tmp_path: Path) -> None:
     cut, empty = damage(write_d2(tmp_path))
-    with pytest.warns(UserWarning) as caught:
+    with pytest.warns(UserWarning, match="images that cannot be used are left out") as caught:
         data = load_data(folder_spec(tmp_path, on_bad_file="skip"))
     assert len(caught) == 1
     text = str(caught[0].message)
@@ -125,14 +126,13 @@ def test_bad_files_are_skipped_on_request_and_counted(tmp_path: Path) -> None:
     assert first_batch(data, 10)[1].tolist() == [0, 0, 0, 1, 1, 1, 1, 2, 2, 2]
 
 
+@pytest.mark.filterwarnings("ignore:images that cannot be used are left out")
 def test_a_class_without_a_good_file_is_an_error(tmp_path: Path) -> None:
     write_d2(tmp_path)
     for path in (tmp_path / "train" / "b").iterdir():
         path.write_bytes(b"not a picture")
     with pytest.raises(DataError, match="Class b has no readable image left"):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            load_data(folder_spec(tmp_path, on_bad_file="skip"))
+        load_data(folder_spec(tmp_path, on_bad_file="skip"))
 
 
 MIXED: list[tuple[str, str, Any, tuple[int, int, int]]] = [

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+
 from sweeper.data import Splits, load_data, targets_of
+from sweeper.data.describe import describe
 from sweeper.data.memory import InMemory
 from sweeper.data.splits import complete, stratified
 from sweeper.errors import DataError, SpecError
@@ -111,12 +113,10 @@ def test_too_few_samples_are_refused(size: int, values: dict[str, float], messag
 
 
 def test_a_class_that_validation_does_not_show_is_named() -> None:
-    # Class 2 has one sample, which stays for training.
+    dataset = InMemory(torch.zeros(21, 1), torch.tensor([0] * 10 + [1] * 10 + [2]))
+    splits = complete(Splits(dataset), spec())  # class 2 has one sample, which stays for training
     with pytest.warns(UserWarning, match=r"the val data has no sample of 1 of 3 classes \(2\)"):
-        from sweeper.data.describe import describe
-
-        dataset = InMemory(torch.zeros(21, 1), torch.tensor([0] * 10 + [1] * 10 + [2]))
-        info = describe(complete(Splits(dataset), spec()), "toy", "")
+        info = describe(splits, "toy", "")
     assert info.class_counts == (8, 8, 1)
 
 

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torchvision import datasets
+
 from sweeper.data import load_data, targets_of
 from sweeper.errors import DataError
 from sweeper.spec import DataSpec
-from torchvision import datasets
 
 
 def spec(root: Path, dataset: str, **values: Any) -> DataSpec:

@@ -6,17 +6,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
+
 from sweeper.data import LoadedData, Splits, load_data, targets_of
 from sweeper.data.memory import InMemory
 from sweeper.errors import DataError, SpecError
 from sweeper.spec import DataSpec
-from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from user_data import Drawing, Named, Stream, rows
 
 
 def load(result: Any = None, **values: Any) -> LoadedData:
-    params = {"result": result}
-    return load_data(DataSpec.model_construct(**{**DataSpec(source="user_data:given").__dict__, "params": params}, **values))
+    return load_data(DataSpec.model_validate({"source": "user_data:given", "params": {"result": result}, **values}))
 
 
 def load_named(function: str, **values: Any) -> LoadedData:
@@ -24,10 +24,11 @@ def load_named(function: str, **values: Any) -> LoadedData:
 
 
 def test_train_alone_is_split_by_the_fractions() -> None:
-    data = load_named("every_second", val_fraction=0.2)
+    with pytest.warns(UserWarning, match=r"the (train|val) data has no sample of 1 of 3 classes \(1\)"):
+        data = load_named("every_second", val_fraction=0.2)
     # Every second of the labels 0 1 2 3 0 1 2 3 ... : five of 0, five of 2.
     assert data.info.sizes == {"train": 8, "val": 2}
-    assert data.info.class_counts == (4, 0, 4) or data.info.class_counts == (4, 0, 4, 0)
+    assert data.info.class_counts == (4, 0, 4)
     assert sorted(targets_of(data.splits.val).tolist()) == [0, 2]
 
 
@@ -39,10 +40,10 @@ def test_given_splits_are_kept() -> None:
 
 
 def test_tensors_are_recognised_as_data_in_memory() -> None:
-    splits = load(Splits(rows(8), Subset(rows(8), [1, 5]))).splits
+    splits = load(Splits(rows(8), Subset(rows(8), [1, 4]))).splits
     assert isinstance(splits.train, InMemory)
     assert isinstance(splits.val, InMemory)
-    assert splits.val.inputs.tolist() == [[2.0, 3.0], [10.0, 11.0]]
+    assert splits.val.inputs.tolist() == [[2.0, 3.0], [8.0, 9.0]]
 
 
 @pytest.mark.parametrize(
@@ -75,17 +76,18 @@ def test_a_class_of_validation_alone_has_an_output_and_is_warned_about() -> None
 
 def test_class_names_are_taken_from_the_training_data() -> None:
     items = [(torch.zeros(2), place % 2) for place in range(4)]
-    info = load(Splits(Named(items, classes=["cat", "dog", "owl"]), Named(items))).info
+    with pytest.warns(UserWarning, match=r"has no sample of 1 of 3 classes \(owl\)"):
+        info = load(Splits(Named(items, classes=["cat", "dog", "owl"]), Named(items))).info
     assert (info.class_names, info.num_outputs) == (("cat", "dog", "owl"), 3)
 
 
 @pytest.mark.parametrize(
     ("item", "shape", "dtype"),
     [
-        pytest.param((torch.zeros(3, 4), 1), (3, 4), "float32", id="tensor"),
-        pytest.param((np.zeros((3, 4)), 1), (3, 4), "float64", id="array"),
-        pytest.param([1.5, 1], (), "float64", id="number in a list"),
-        pytest.param(({"a": torch.zeros(2), "b": 1}, 1), (), "dict", id="dict"),
+        pytest.param((torch.zeros(3, 4), 0.5), (3, 4), "float32", id="tensor"),
+        pytest.param((np.zeros((3, 4)), 0.5), (3, 4), "float64", id="array"),
+        pytest.param([1.5, 0.5], (), "float64", id="number in a list"),
+        pytest.param(({"a": torch.zeros(2), "b": 1}, 0.5), (), "dict", id="dict"),
     ],
 )
 def test_inputs_may_be_anything_that_batches(item: Any, shape: tuple[int, ...], dtype: str) -> None:

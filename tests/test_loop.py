@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+
 from builders import PLAIN_SGD, make_config, toy_session
 from sweeper.data import load_data
 from sweeper.errors import DivergedError
 from sweeper.records import EpochRecord
 from sweeper.training.loop import Clock, train, train_window
 from sweeper.training.session import Session, build_session
-from torch import Tensor, nn
 
 
 def run(session: Session) -> list[EpochRecord]:

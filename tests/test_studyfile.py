@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from sweeper.errors import StudyFileError, SweeperError
 from sweeper.spec import ChoicesSpec, RangeSpec, StudySpec
 from sweeper.studyfile import StudyFile, read_study_file

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+
 from sweeper import DataInfo, Splits
 from sweeper.data.memory import InMemory
-from torch import Tensor, nn
 
 
 def line_data(params: dict[str, Any], split_seed: int) -> Splits:
@@ -68,3 +70,89 @@ def nine_digits(params: dict[str, Any], split_seed: int) -> Splits:
     inputs = torch.rand(13, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     targets = torch.arange(13) % 3
     return Splits(InMemory(inputs[:9], targets[:9]), InMemory(inputs[9:], targets[9:]))
+
+
+class Listed(nn.Module):
+    """A model whose validation loss is read from a list: validation k gives `values[k]`.
+
+    How many validations there were is a buffer, so that it is saved and restored with the weights.
+    """
+
+    seen: Tensor
+
+    def __init__(self, values: list[float]) -> None:
+        super().__init__()
+        self.values = values
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            return self.weight.expand(len(inputs))
+        value = self.values[int(self.seen)]
+        self.seen += 1
+        return torch.full((len(inputs),), value, dtype=torch.float64)
+
+
+def listed_model(params: dict[str, Any], data: DataInfo) -> nn.Module:
+    """`series` holds one list of values per trial; `row` says which one."""
+    return Listed(params["series"][params["row"]])
+
+
+def listed_data(params: dict[str, Any], split_seed: int) -> Splits:
+    """Ten samples to train on, one batch to validate on."""
+    return Splits(InMemory(torch.zeros(10, 1), torch.zeros(10)), InMemory(torch.zeros(2, 1), torch.zeros(2)))
+
+
+class ListedTask:
+    """The output is the loss."""
+
+    def loss(self, output: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
+        return output.sum(), torch.tensor(float(len(output)))
+
+    def metrics(self) -> dict[str, Any]:
+        return {}
+
+
+class Flat(nn.Module):
+    """A linear model on flattened images."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inputs, outputs)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.linear(inputs.flatten(1))
+
+
+def flat_model(params: dict[str, Any], data: DataInfo) -> nn.Module:
+    return Flat(64, data.num_outputs)
+
+
+def poisoned_model(params: dict[str, Any], data: DataInfo) -> nn.Module:
+    """Every output is NaN."""
+    model = Flat(64, data.num_outputs)
+    nn.init.constant_(model.linear.bias, float("nan"))
+    return model
+
+
+class Failing(Flat):
+    def forward(self, inputs: Tensor) -> Tensor:
+        print("this model cannot be trained")
+        raise ZeroDivisionError("by design")
+
+
+def failing_model(params: dict[str, Any], data: DataInfo) -> nn.Module:
+    """Trains in row 0 and raises in row 1."""
+    return (Failing if params["row"] == 1 else Flat)(64, data.num_outputs)
+
+
+class Slow(Flat):
+    def forward(self, inputs: Tensor) -> Tensor:
+        time.sleep(0.05)
+        return super().forward(inputs)
+
+
+def slow_model(params: dict[str, Any], data: DataInfo) -> nn.Module:
+    """Takes 50 ms a batch."""
+    return Slow(64, data.num_outputs)

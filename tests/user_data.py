@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
+import sys
 from typing import Any
 
 import numpy as np
 import torch
-from sweeper import Splits
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, random_split
+
+from sweeper import Splits
 
 NOT_A_FUNCTION = 3
 
@@ -41,6 +44,20 @@ class Named(Dataset[Any]):
         return self.items[index]
 
 
+class DeathSignal(Dataset[Any]):
+    """Samples that hold the signal which the kernel sends to the reading process when its parent dies; 0 for none."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        found = ctypes.c_int(0)
+        if sys.platform == "linux":
+            pr_get_pdeathsig = 2  # from <sys/prctl.h>
+            ctypes.CDLL(None).prctl(pr_get_pdeathsig, ctypes.byref(found))
+        return found.value, 0
+
+
 class Stream(IterableDataset[Any]):
     def __iter__(self) -> Any:
         return iter([(1.0, 0)])
@@ -48,7 +65,12 @@ class Stream(IterableDataset[Any]):
 
 def given(params: dict[str, Any], split_seed: int) -> Any:
     """What the test put there."""
-    return params["make"](split_seed) if callable(params.get("make")) else params["result"]
+    return params["result"]
+
+
+class Breaking(Named):
+    def __getitem__(self, index: int) -> Any:
+        raise ZeroDivisionError(f"sample {index}")
 
 
 def rows(count: int, classes: int = 2) -> TensorDataset:

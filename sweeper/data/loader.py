@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from sweeper.data.augment import Augmented, build_augment
 from sweeper.data.memory import InMemory
 from sweeper.data.samples import collate, read_samples
+from sweeper.errors import DataError
 from sweeper.spec import derive_seed
 
 Key = tuple[int, int]
@@ -73,8 +74,17 @@ class EpochLoader:
         """
         assert self._loader is not None, "the loader is closed"
         self._plan.keys = [[(epoch, index) for index in indices] for indices in plan]
-        for batch in self._loader:
-            yield batch[0], batch[1]  # pinning makes lists of tuples
+        try:
+            for batch in self._loader:
+                if isinstance(batch, DataError):
+                    raise batch
+                yield batch[0], batch[1]  # pinning makes lists of tuples
+        except Exception as error:
+            if not self._loader.num_workers:
+                raise
+            # What a worker raised names the worker's traceback in its text. The one here would keep torch's iterator
+            # alive in a reference cycle, and ending its workers from the garbage collector takes 5 s.
+            raise error.with_traceback(None)  # noqa: B904
 
     def close(self) -> None:
         """End the loader workers. No epoch can be read afterwards."""
@@ -103,10 +113,13 @@ class _Keyed(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitems__(self, keys: list[Key]) -> tuple[Any, Any]:
+    def __getitems__(self, keys: list[Key]) -> tuple[Any, Any] | DataError:
         if isinstance(self.dataset, InMemory):  # nothing is drawn: no seeding, no collation
             return self.dataset.__getitems__([index for _, index in keys])
-        return collate(read_samples(self.dataset, keys, self.seed))
+        try:
+            return collate(read_samples(self.dataset, keys, self.seed))
+        except DataError as error:  # handed over, not raised: torch would put the worker's traceback into its text
+            return error
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from mlflow import MlflowClient
-from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunStatus, RunTag
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunInfo, RunStatus, RunTag
 from mlflow.exceptions import MlflowException
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -30,6 +30,7 @@ from sweeper.tracking.texts import as_text, nonfinite_tags, plan_params, redact
 from sweeper.tracking.uploads import as_named
 
 MAX_DIGEST_LENGTH = 36  # of MLflow 3
+STARTED = "sweeper.started_ms"
 UPLOAD_TRIES = 3
 
 Event = Mapping[str, Any]
@@ -101,7 +102,7 @@ class Delivery:
         return self._opened[0]
 
     @property
-    def _parent(self) -> Any:
+    def _parent(self) -> RunInfo:
         assert self._opened is not None
         return self._opened[1].info
 
@@ -111,13 +112,15 @@ class Delivery:
             check_active(self._client.get_experiment(self._parent.experiment_id))
 
     def _study_started(self, event: Event) -> None:
-        self._reopen(self._client.get_run(self._parent.run_id))
-        self._log(self._parent.run_id, tags=event["tags"])
+        run = self._client.get_run(self._parent.run_id)
+        if not _is_overtaken(run, event):
+            self._reopen(run)
+            self._log(self._parent.run_id, tags={**event["tags"], STARTED: str(event["at_ms"])})
 
     def _study_finished(self, event: Event) -> None:
         metrics = [Metric(name, value, event["at_ms"], 0) for name, value in event["metrics"].items()]
-        self._log(self._parent.run_id, metrics=metrics, tags=event["tags"])
-        self._client.set_terminated(self._parent.run_id, event["status"], end_time=event["at_ms"])
+        self._log(self._parent.run_id, metrics=metrics)
+        self._finish(self._parent.run_id, event)
 
     def _trial_started(self, event: Event) -> None:
         number = event["number"]
@@ -126,9 +129,11 @@ class Delivery:
             self.runs.pop(number, None)
             run = self._client.get_run(self._run_id(number, event["at_ms"]))
         self.runs[number] = run.info.run_id
+        if _is_overtaken(run, event):
+            return
         self._reopen(run)
         params, tags = plan_params(event["params"], run.data.params, run.data.tags)
-        self._log(run.info.run_id, params=params, tags={**tags, **event["tags"]})
+        self._log(run.info.run_id, params=params, tags={**tags, **event["tags"], STARTED: str(event["at_ms"])})
         self._client.log_inputs(run.info.run_id, [_dataset_input(event["dataset"])])
 
     def _trial_record(self, event: Event) -> None:
@@ -145,9 +150,7 @@ class Delivery:
         number = event["number"]
         if event["status"] == "KILLED" and number not in self.runs and self._find_trial(number) is None:
             return  # left before it began: it has no run yet
-        run_id = self._run_id(number, event["at_ms"])
-        self._log(run_id, tags=event["tags"])
-        self._client.set_terminated(run_id, event["status"], end_time=event["at_ms"])
+        self._finish(self._run_id(number, event["at_ms"]), event)
 
     def _artifact(self, event: Event) -> None:
         """Number None is the study. A file that cannot be stored is given up while MLflow itself answers."""
@@ -162,8 +165,9 @@ class Delivery:
             except Exception as error:  # each kind of artifact store has its own
                 self._client.get_run(run_id)  # raises when MLflow itself is away
                 if attempt == UPLOAD_TRIES or not path.exists():
-                    lost = f"{_name(event)} could not be stored in MLflow: {_words(error)}"
-                    raise Refused(f"{lost} It stays at {path}.") from error
+                    where = f"It stays at {path}." if path.exists() else f"There is no {path}."
+                    lost = f"MLflow does not get {_name(event)}: {_words(error)} {where}"
+                    raise Refused(lost) from error
                 time.sleep(0.5 * attempt)
 
     def _run_id(self, number: int, at_ms: int) -> str:
@@ -190,6 +194,11 @@ class Delivery:
         if run.info.status != RunStatus.to_string(RunStatus.RUNNING):
             self._client.update_run(run.info.run_id, status="RUNNING")
 
+    def _finish(self, run_id: str, event: Event) -> None:
+        if not _is_overtaken(self._client.get_run(run_id), event):
+            self._log(run_id, tags=event["tags"])
+            self._client.set_terminated(run_id, event["status"], end_time=event["at_ms"])
+
     def _log(
         self,
         run_id: str,
@@ -203,6 +212,11 @@ class Delivery:
             [Param(name, value) for name, value in (params or {}).items()],
             [RunTag(name, value) for name, value in (tags or {}).items()],
         )
+
+
+def _is_overtaken(run: Run, event: Event) -> bool:
+    """Whether the run was started again since: what a dead worker left may come late."""
+    return int(run.data.tags.get(STARTED, 0)) > event["at_ms"]
 
 
 def _dataset_input(dataset: Mapping[str, Any]) -> DatasetInput:
