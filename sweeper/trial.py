@@ -82,7 +82,7 @@ def _train_guarded(
     except CheckpointError as error:
         trial.study.enqueue_trial(trial.params)
         outcome = run.outcome("failed", f"{error}\nIts parameters are enqueued again.")
-    except LostTrialError:
+    except (LostTrialError, LeftEarly):
         raise
     except Exception as error:
         reason: StopReason = "out_of_memory" if is_out_of_memory(error) else "failed"

@@ -6,7 +6,7 @@ import contextlib
 import io
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
@@ -22,9 +22,17 @@ def captured(path: Path) -> Iterator[None]:
     try:
         with log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log), warnings.catch_warnings():
             warnings.simplefilter("default")
+            warnings.showwarning = _show_in(log)
             yield
     finally:
         root.removeHandler(handler)
+
+
+def _show_in(log: TextIO) -> Callable[..., None]:
+    def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: object) -> None:
+        log.write(f"{filename}:{lineno}: {category.__name__}: {message}\n")
+
+    return show
 
 
 def _opened(path: Path) -> TextIO:

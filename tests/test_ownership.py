@@ -248,6 +248,33 @@ def test_four_processes_run_exactly_the_budget_and_none_twice(url: str, num_wait
     assert claims_of(study).claim_new(url, limit) is None
 
 
+NUM_RACES = 30
+
+
+def _take_the_only_one(barrier: Any, url: str, has_waiting: bool) -> list[int | None]:
+    """In each round all take at the same moment what only one can have: an enqueued trial, or the last free slot."""
+    claims = claims_of(load(url))
+    taken = []
+    for place in range(NUM_RACES):
+        barrier.wait()
+        taken.append(claims.pop_waiting() if has_waiting else claims.claim_new(url, place + 1))
+        if barrier.wait() == 0 and has_waiting:
+            load(url).enqueue_trial({})
+        barrier.wait()
+    return taken
+
+
+@pytest.mark.parametrize(
+    "has_waiting", [pytest.param(True, id="one-enqueued-trial"), pytest.param(False, id="one-free-slot")]
+)
+def test_of_three_processes_that_take_the_same_at_once_one_gets_it(url: str, has_waiting: bool) -> None:
+    if has_waiting:
+        load(url).enqueue_trial({})
+    rounds = zip(*run_together(_take_the_only_one, *[(url, has_waiting)] * 3), strict=True)
+    assert [sum(trial_id is not None for trial_id in taken) for taken in rounds] == [1] * NUM_RACES
+    assert [trial.number for trial in plain(url).trials] == list(range(NUM_RACES + has_waiting))
+
+
 @pytest.mark.parametrize(
     ("state", "stop_reason", "is_counted", "num_failed"),
     [
@@ -608,9 +635,6 @@ def test_who_has_lost_a_trial_writes_nothing(url: str, lose: Callable[[str, Clai
         assert claims.renew(trial_id) is False
         assert claims.release(trial_id) is False
         assert list(connection.iterdump()) == before
-
-
-NUM_RACES = 30
 
 
 def _finish_or_take(barrier: Any, url: str, owner: str, ids: list[int], place: int) -> list[bool]:

@@ -98,7 +98,8 @@ search_space:
         ),
         pytest.param(
             "  lr_scaling: {choices: [linear, root]}",
-            "7: search_space.lr_scaling: train.lr_scaling cannot be 'root': must be 'none', 'linear' or 'sqrt', not 'root'",
+            "7: search_space.lr_scaling: train.lr_scaling cannot be 'root': "
+            "must be 'none', 'linear' or 'sqrt', not 'root'",
             id="illegal-word",
         ),
         pytest.param(
@@ -126,7 +127,8 @@ search_space:
         ),
         pytest.param(
             "  batch_size: {choices: [1, true]}",
-            "7: search_space.batch_size.choices: holds the same value twice (1, 1.0 and true are one value to the database)",
+            "7: search_space.batch_size.choices: holds the same value twice "
+            "(1, 1.0 and true are one value to the database)",
             id="one-and-true",
         ),
         pytest.param(
@@ -245,7 +247,8 @@ def test_booleans_and_null_are_choices(tmp_path: Path) -> None:
 def test_a_step_that_misses_the_end_is_a_notice(tmp_path: Path) -> None:
     file = read(tmp_path, with_space("  accumulation_steps: {low: 1, high: 10, step: 4}"))
     assert file.notices == [
-        f"{tmp_path}/study.yaml:7: search_space.accumulation_steps: high (10) is no step from low; the values are {{1, 5, 9}}"
+        f"{tmp_path}/study.yaml:7: search_space.accumulation_steps: high (10) is no step from low; "
+        "the values are {1, 5, 9}"
     ]
 
 
