@@ -16,7 +16,7 @@ from sweeper.study.opening import OpenStudy, open_study
 from sweeper.study.signals import StopSwitch
 from sweeper.study.worker import Worker, best_number
 from sweeper.studyfile import StudyFile
-from sweeper.tracking import Tracker, TrackingSettings
+from sweeper.tracking import Tracker, TrackingSettings, absolute_uri
 from sweeper.tracking.spool import Status
 from sweeper.training.speed import set_threads
 
@@ -100,7 +100,7 @@ def _result(opened: OpenStudy, room: TrialRoom) -> tuple[dict[str, str], dict[st
 
 def _tracking_settings(spec: StudySpec, opened: OpenStudy) -> TrackingSettings:
     return TrackingSettings(
-        uri=spec.tracking.uri,
+        uri=absolute_uri(spec.tracking.uri),
         artifacts=Path(spec.tracking.artifacts).absolute(),
         study=spec.study,
         study_token=opened.token,

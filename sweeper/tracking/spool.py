@@ -175,6 +175,8 @@ class Tracker:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
+                # MLflow puts its working directory into SQL as it stands, and breaks on a quote in its name.
+                cwd="/" if "'" in os.getcwd() else None,
                 env={**WRITER_DEFAULTS, **os.environ, **WRITER_ENVIRONMENT},
                 start_new_session=True,  # Ctrl-C in the terminal must not reach it
             )

@@ -15,6 +15,7 @@ from sweeper.space import is_active, suggestion_order, trial_config
 from sweeper.spec import ChoicesSpec, Scalar, StudySpec, TrialConfig
 from sweeper.study.samplers import make_pruner, make_sampler
 from sweeper.tasks import build_task
+from sweeper.tracking import check_tracking
 from sweeper.training.optimizer import build_optimizer
 from sweeper.training.precision import resolve_device, resolve_precision
 from sweeper.training.session import check_monitor, on_no_device
@@ -26,6 +27,7 @@ def preflight(spec: StudySpec, import_folder: Path) -> LoadedData:
     Raises `SpecError` or `DataError` for the first thing that a trial could not use.
     """
     add_import_folder(import_folder)
+    check_tracking(spec.tracking.uri)
     make_sampler(spec, 0)
     make_pruner(spec)
     device = resolve_device(spec.train.device)
