@@ -49,8 +49,13 @@ def sections_to_paste(stored: StoredStudy, trial: FrozenTrial) -> str:
     yaml = YAML()
     yaml.default_flow_style = False
     yaml.representer.add_representer(float, _plain_float)
+    yaml.representer.add_representer(type(None), _plain_null)
     yaml.dump(sections, text)
     return text.getvalue()
+
+
+def _plain_null(representer: Any, _: None) -> Any:
+    return representer.represent_scalar("tag:yaml.org,2002:null", "null")
 
 
 def _plain_float(representer: Any, value: float) -> Any:
