@@ -267,7 +267,7 @@ def test_a_new_study_of_an_old_name_takes_no_old_run(told: dict[str, Any], place
     tracker.start()
     tracker.trial_started(0, "a" * 32, {}, {}, DATASET)  # a run that this MLflow does not know
     assert tracker.close()
-    assert [run.info.run_id for run in runs_of(client, "namesake")["trial-0000"]][0] == tracker.new_run_ids()[0]
+    assert next(run.info.run_id for run in runs_of(client, "namesake")["trial-0000"]) == tracker.new_run_ids()[0]
     assert {name: len(runs) for name, runs in runs_of(client, "namesake").items()} == {"namesake": 2, "trial-0000": 2}
 
 

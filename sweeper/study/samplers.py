@@ -30,7 +30,7 @@ from optuna.samplers import (
 )
 
 from sweeper.errors import SpecError
-from sweeper.space import grid_values
+from sweeper.space import grid_values, suggest
 from sweeper.spec import StudySpec, derive_seed
 
 SAMPLERS: dict[str, type[BaseSampler]] = {
@@ -93,6 +93,24 @@ def make_pruner(spec: StudySpec) -> BasePruner:
     elif name == "successive_halving":
         arguments = {"min_resource": 1}
     return _built("pruner", PRUNERS[name], spec.pruner.params, arguments, reserved=())
+
+
+def rehearse(spec: StudySpec) -> None:
+    """Draw, report and ask the pruner once, in memory: some arguments are looked at only then.
+
+    Raises `SpecError` as `make_sampler` and `make_pruner` do.
+    """
+    study = optuna.create_study(sampler=make_sampler(spec, 0), pruner=make_pruner(spec))
+    try:
+        for value in (0.0, 1.0):
+            trial = study.ask()
+            suggest(trial, spec)
+            trial.report(value, 0)
+            trial.should_prune()
+            study._storage.set_trial_state_values(trial._trial_id, optuna.trial.TrialState.COMPLETE, [value])
+    except (TypeError, ValueError) as error:
+        what = "the sampler or pruner refuses its arguments"
+        raise SpecError(("pruner" if spec.pruner.params else "sampler", "params"), what, f"It says: {error}") from None
 
 
 def _built(

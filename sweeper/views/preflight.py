@@ -13,7 +13,7 @@ from sweeper.imports import add_import_folder, is_import_path
 from sweeper.models import build_model
 from sweeper.space import is_active, suggestion_order, trial_config
 from sweeper.spec import ChoicesSpec, Scalar, StudySpec, TrialConfig
-from sweeper.study.samplers import make_pruner, make_sampler
+from sweeper.study.samplers import rehearse
 from sweeper.tasks import build_task
 from sweeper.tracking import check_tracking
 from sweeper.training.optimizer import build_optimizer
@@ -28,8 +28,7 @@ def preflight(spec: StudySpec, import_folder: Path) -> LoadedData:
     """
     add_import_folder(import_folder)
     check_tracking(spec.tracking.uri)
-    make_sampler(spec, 0)
-    make_pruner(spec)
+    rehearse(spec)
     device = resolve_device(spec.train.device)
     data = load_data(spec.data)
     for config in corner_configs(spec):

@@ -1,0 +1,175 @@
+"""Opening a study, its budget, its sampler and pruner."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from builders import make_spec
+from harness import listed_spec, run_spec
+from sweeper.errors import SpecError, StorageError
+from sweeper.study.opening import differences, open_study
+from sweeper.study.running import git_tags
+from sweeper.study.samplers import grid_size, make_pruner, make_sampler, rehearse
+
+SERIES = [[5.0], [4.0], [3.0], [3.5], [3.6], [1.0]]
+
+
+@pytest.mark.parametrize(
+    ("budget", "run"),
+    [
+        pytest.param({}, 6, id="trials"),
+        pytest.param({"target": 3.2}, 3, id="target"),
+        pytest.param({"patience_trials": 2}, 5, id="patience-of-trials"),
+        pytest.param({"hours": 1e-9}, 0, id="hours-over"),
+        pytest.param({"hours": 1.0}, 6, id="hours-left"),
+    ],
+)
+def test_the_budget_ends_the_study(tmp_path: Path, budget: dict[str, Any], run: int) -> None:
+    assert len([t for t in run_spec(listed_spec(SERIES, budget=budget), tmp_path).trials if t.value is not None]) == run
+
+
+def test_hours_count_over_restarts(tmp_path: Path) -> None:
+    spec = listed_spec([[1.0], [2.0]], budget={"hours": 1.0})
+    ran = run_spec(spec, tmp_path)
+    booked = [value for key, value in ran.study.user_attrs.items() if key.startswith("sweeper:worked_s:")]
+    assert len(booked) == 1
+    assert 0 < booked[0] < 3600
+    ran.study.set_user_attr("sweeper:worked_s:another", 3600.0)
+    more = spec.model_copy(update={"budget": spec.budget.model_copy(update={"trials": 5})})
+    assert len(run_spec(more, tmp_path).trials) == 2
+
+
+def test_enqueued_points_come_first_and_once(tmp_path: Path) -> None:
+    spec = make_spec(
+        train={"max_epochs": 1, "batch_size": 512},
+        search_space={"lr": {"low": 1e-4, "high": 1.0}, "batch_size": {"choices": [256, 512]}},
+        enqueue=[{"lr": 1, "batch_size": 512}, {"lr": 0.5}],
+        budget={"trials": 3},
+    )
+    ran = run_spec(spec, tmp_path)
+    assert ran.trials[0].params == {"lr": 1.0, "batch_size": 512}
+    assert ran.trials[1].params["lr"] == 0.5
+    assert len(run_spec(spec, tmp_path).trials) == 3
+
+
+def test_a_grid_smaller_than_the_budget_ends_with_its_points(tmp_path: Path) -> None:
+    spec = listed_spec([[3.0], [2.0], [1.0]], sampler={"name": "grid"}, enqueue=[], budget={"trials": 100})
+    ran = run_spec(spec, tmp_path)
+    assert grid_size(spec) == 3
+    assert sorted(t.params["model.params.row"] for t in ran.trials) == [0, 1, 2]
+    assert len(run_spec(spec, tmp_path).trials) == 3
+
+
+@pytest.mark.parametrize(
+    ("pruner", "states"),
+    [
+        pytest.param({"name": "none"}, ["COMPLETE"] * 4, id="none"),
+        pytest.param(
+            {"name": "median", "params": {"n_startup_trials": 2}}, ["COMPLETE"] * 2 + ["PRUNED"] * 2, id="median"
+        ),
+        pytest.param(
+            {"name": "percentile", "params": {"percentile": 90.0, "n_startup_trials": 2}},
+            ["COMPLETE"] * 2 + ["PRUNED"] * 2,
+            id="percentile",
+        ),
+        pytest.param(
+            {"name": "successive_halving", "params": {"reduction_factor": 2}},
+            ["COMPLETE"] * 2 + ["PRUNED"] * 2,
+            id="successive-halving",
+        ),
+        pytest.param(
+            {"name": "threshold", "params": {"upper": 6.0}}, ["COMPLETE"] * 2 + ["PRUNED"] * 2, id="threshold"
+        ),
+    ],
+)
+def test_pruners_prune_the_hopeless(tmp_path: Path, pruner: dict[str, Any], states: list[str]) -> None:
+    series = [[5.0, 4.0, 3.0, 2.0], [4.0, 3.0, 2.0, 1.0], [9.0, 8.0, 7.0, 6.0], [8.0, 7.5, 7.4, 7.3]]
+    assert run_spec(listed_spec(series, pruner=pruner), tmp_path).states() == states
+
+
+def test_hyperband_runs_with_the_length_of_the_study(tmp_path: Path) -> None:
+    spec = listed_spec([[5.0, 4.0, 3.0], [4.0, 3.0, 2.0], [9.0, 8.0, 7.0]], pruner={"name": "hyperband"})
+    assert len(run_spec(spec, tmp_path).trials) == 3
+    assert make_pruner(spec)._max_resource == 3
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "params", "what"),
+    [
+        ("sampler", "tpe", {"n_startup_trial": 3}, "TPESampler takes no argument 'n_startup_trial'"),
+        ("sampler", "tpe", {"seed": 3}, "TPESampler takes no argument 'seed'"),
+        ("pruner", "median", {"n_min_trials": 0}, "MedianPruner refuses its arguments"),
+        ("pruner", "threshold", {}, "ThresholdPruner refuses its arguments"),
+        ("pruner", "hyperband", {"reduction_factor": 1}, "refuses its arguments"),
+    ],
+)
+def test_arguments_that_optuna_refuses_are_faults(section: str, name: str, params: dict[str, Any], what: str) -> None:
+    spec = make_spec(**{section: {"name": name, "params": params}})
+    with pytest.raises(SpecError, match=what):
+        rehearse(spec)
+
+
+@pytest.mark.parametrize("name", ["tpe", "random", "gp", "cmaes", "nsga"])
+def test_samplers_draw_from_the_seed_and_the_number_alone(name: str) -> None:
+    spec = make_spec(sampler={"name": name})
+
+    def first_draw(number: int) -> float:
+        study = optuna.create_study(sampler=make_sampler(spec, number))
+        return study.ask().suggest_float("x", 0, 1)
+
+    draws = [first_draw(number) for number in range(10)]
+    assert draws == [first_draw(number) for number in range(10)]
+    assert len(set(draws)) == 10
+
+
+def test_a_study_of_another_program_is_refused(tmp_path: Path) -> None:
+    spec = make_spec(storage=f"sqlite:///{tmp_path}/optuna.db")
+    optuna.create_study(study_name="toy", storage=spec.storage)
+    with pytest.raises(StorageError, match="that another program made"):
+        open_study(spec)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "changes"),
+    [
+        ({"a": {"b": 1}}, {"a": {"b": 2}}, [("a.b", "1", "2")]),
+        ({"a": 1}, {"a": True}, [("a", "1", "true")]),
+        ({"a": 1}, {"b": 1}, [("a", "1", "absent"), ("b", "absent", "1")]),
+        ({"a": [1, 2]}, {"a": [2, 1]}, [("a", "[1, 2]", "[2, 1]")]),
+        ({"a": 0.1}, {"a": 1e-1}, []),
+    ],
+)
+def test_differences_name_the_key_and_both_values(before: Any, now: Any, changes: list[Any]) -> None:
+    assert differences(before, now) == changes
+
+
+def test_the_threads_of_a_study_stay(tmp_path: Path) -> None:
+    spec = make_spec(storage=f"sqlite:///{tmp_path}/optuna.db", workers={"threads": 3})
+    assert open_study(spec).threads == 3
+    auto = spec.model_copy(update={"workers": spec.workers.model_copy(update={"threads": "auto"})})
+    assert open_study(auto).threads == 3
+
+
+def test_git_is_asked_for_the_commit_and_changes(tmp_path: Path) -> None:
+    assert git_tags(tmp_path) == {}
+    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    (tmp_path / "file").write_text("1")
+    for arguments in (["init", "-q"], ["add", "."], [*who, "commit", "-q", "-m", "x"]):
+        subprocess.run(["git", "-C", str(tmp_path), *arguments], check=True)
+    clean = git_tags(tmp_path)
+    assert len(clean["mlflow.source.git.commit"]) == 40
+    assert clean["git.dirty"] == "false"
+    (tmp_path / "file").write_text("2")
+    assert git_tags(tmp_path)["git.dirty"] == "true"
+
+
+def test_infinite_values_reach_neither_best_nor_optuna(tmp_path: Path) -> None:
+    ran = run_spec(listed_spec([[math.inf, 0.5], [-math.inf, 0.7]]), tmp_path)
+    assert [t.value for t in ran.trials] == [0.5, 0.7]
+    assert ran.trials[1].intermediate_values == {1: 0.7}
