@@ -108,7 +108,7 @@ def rehearse(spec: StudySpec) -> None:
             trial.report(value, 0)
             trial.should_prune()
             study._storage.set_trial_state_values(trial._trial_id, optuna.trial.TrialState.COMPLETE, [value])
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, ArithmeticError) as error:
         what = "the sampler or pruner refuses its arguments"
         raise SpecError(("pruner" if spec.pruner.params else "sampler", "params"), what, f"It says: {error}") from None
 
