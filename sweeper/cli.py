@@ -62,7 +62,7 @@ def run(study_file: Path) -> None:
 
     data = _with_lines(file, lambda: preflight(file.spec, file.path.parent))
     click.echo(_summary(file, data.info.sizes))
-    with RunDisplay(file.spec, _num_finished(file), sys.stdout) as display:
+    with RunDisplay(file.spec, sys.stdout, *_so_far(file)) as display:
         progress = Progress(
             lambda config, record, judged: display.on_record(config, record, judged.best_value), display.on_end
         )
@@ -212,17 +212,19 @@ def _with_lines(file: StudyFile, call: Any) -> Any:
         raise file.explain(error) from error
 
 
-def _num_finished(file: StudyFile) -> int:
-    """How many trials count already, for the display."""
+def _so_far(file: StudyFile) -> tuple[int, list[tuple[float, int, str]]]:
+    """How many trials of earlier runs count, and their results: value, number, stop reason."""
     from sweeper.errors import StorageError
     from sweeper.views.reading import read_study
-    from sweeper.views.status import status_json
+    from sweeper.views.status import ranking, status_json
 
     try:
-        trials = status_json(read_study(file.spec))["trials"]
+        stored = read_study(file.spec)
     except StorageError:
-        return 0
-    return trials["complete"] + trials["pruned"]
+        return 0, []
+    trials = status_json(stored)["trials"]
+    results = [(t.value, t.number, t.user_attrs["stop_reason"]) for t in ranking(stored, 5) if t.value is not None]
+    return trials["complete"] + trials["pruned"], results
 
 
 def _summary(file: StudyFile, sizes: dict[str, int]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import IO
 
@@ -31,12 +32,15 @@ class _Running:
 class RunDisplay:
     """A context manager; `on_record` and `on_end` are called by the trial."""
 
-    def __init__(self, spec: StudySpec, finished: int, stream: IO[str]) -> None:
+    def __init__(
+        self, spec: StudySpec, stream: IO[str], finished: int = 0, ended: Sequence[tuple[float, int, str]] = ()
+    ) -> None:
+        """`finished` trials of earlier runs count already, `ended` are the best of them: value, number, reason."""
         self.spec = spec
         self.console = Console(file=stream, highlight=False)
         self.finished = finished
         self.running: dict[int, _Running] = {}
-        self.ended: list[tuple[float, int, str]] = []
+        self.ended = list(ended)
         self._live: Live | None = None
         if self.console.is_terminal:
             self._live = Live(console=self.console, redirect_stdout=False, redirect_stderr=False, transient=True)

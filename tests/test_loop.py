@@ -380,3 +380,10 @@ def test_timeout_ends_the_loop_between_two_steps() -> None:
     session = build_session(config, load_data(config.data))
     assert run(session) == []
     assert session.timed_out
+
+
+def test_deterministic_mode_is_set_for_its_trial_alone() -> None:
+    for deterministic in (True, False):
+        config = make_config(train={"deterministic": deterministic})
+        build_session(config, load_data(config.data)).close()
+        assert torch.are_deterministic_algorithms_enabled() == deterministic

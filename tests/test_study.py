@@ -12,7 +12,7 @@ import pytest
 
 from builders import make_spec
 from harness import listed_spec, run_spec
-from sweeper.errors import SpecError, StorageError
+from sweeper.errors import SpecError, StorageError, StudyChangedError
 from sweeper.study.opening import differences, open_study
 from sweeper.study.running import git_tags
 from sweeper.study.samplers import grid_size, make_pruner, make_sampler, rehearse
@@ -173,3 +173,21 @@ def test_infinite_values_reach_neither_best_nor_optuna(tmp_path: Path) -> None:
     ran = run_spec(listed_spec([[math.inf, 0.5], [-math.inf, 0.7]]), tmp_path)
     assert [t.value for t in ran.trials] == [0.5, 0.7]
     assert ran.trials[1].intermediate_values == {1: 0.7}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "changed"),
+    [
+        pytest.param({"low": 8, "high": 64, "kind": "int"}, {"low": 8.0, "high": 64.0}, "kind", id="int-to-float"),
+        pytest.param({"low": 8.0, "high": 64.0}, {"low": 8.0, "high": 64.0, "step": 8.0}, "step", id="a-step"),
+        pytest.param({"choices": [1, 2]}, {"choices": [2, 1]}, "choices", id="another-order"),
+    ],
+)
+def test_another_kind_of_parameter_is_refused(tmp_path: Path, before: Any, now: Any, changed: str) -> None:
+    def spec(domain: Any) -> Any:
+        return make_spec(search_space={"model.params.width": domain}, storage=f"sqlite:///{tmp_path}/optuna.db")
+
+    open_study(spec(before))
+    with pytest.raises(StudyChangedError, match=rf"search_space\.model\.params\.width\.{changed}: was"):
+        open_study(spec(now))
+    open_study(spec(before))

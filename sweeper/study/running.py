@@ -22,6 +22,8 @@ from sweeper.training.speed import set_threads
 
 PARENT_RUN = "mlflow_run_id"
 EXPERIMENT = "mlflow_experiment_id"
+# Who stops a process (a batch system, a container) kills it after 30 s or so; what is left then, the next run delivers.
+CLOSE_S, CLOSE_INTERRUPTED_S = 60.0, 20.0
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def _close(opened: OpenStudy, room: TrialRoom, status: Status) -> bool:
     others = room.claims.counts().get("RUNNING", 0) - len(room.claims.stale(room.spec.workers.grace_period_s))
     if others <= 0:
         room.tracker.study_finished(status, *_result(opened, room))
-    delivered = room.tracker.close()
+    delivered = room.tracker.close(CLOSE_S if status == "FINISHED" else CLOSE_INTERRUPTED_S)
     room.store_run_ids()
     for key, value in zip((EXPERIMENT, PARENT_RUN), room.tracker.parent_ids(), strict=True):
         if value is not None and opened.study.user_attrs.get(key) != value:

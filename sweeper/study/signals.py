@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from types import FrameType
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from sweeper.errors import InterruptedNow
 
 HANDLED = ("SIGINT", "SIGTERM", "SIGHUP")
+FIRST_CTRL_C = b"\nFinishing this epoch, then leaving. Ctrl-C again leaves at once.\n"
 
 
 class StopSwitch:
@@ -36,6 +38,7 @@ class StopSwitch:
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGINT and not self.leaving:
             self.leaving = True
+            os.write(2, FIRST_CTRL_C)  # not through `sys.stderr`, which is the trial's log just now
             return
         self.leaving = True
         for other in self._before:
