@@ -499,7 +499,8 @@ def test_a_released_trial_is_free_at_once_and_keeps_who_left_it(url: str) -> Non
 
 
 def test_renewal_outlives_a_locked_database_and_prints_nothing(url: str, capfd: pytest.CaptureFixture[str]) -> None:
-    impatient = optuna.storages.RDBStorage(url, engine_kwargs={"connect_args": {"timeout": 0.01}})
+    # Long enough for the waits of this process's own threads for each other, on a slow disk too.
+    impatient = optuna.storages.RDBStorage(url, engine_kwargs={"connect_args": {"timeout": 1.0}})
     claims = claims_of(optuna.load_study(storage=impatient, study_name=STUDY))
     trial_id = claims.create()
     with Renewal(claims, trial_id, interval_s=0.02) as renewal:
@@ -507,7 +508,7 @@ def test_renewal_outlives_a_locked_database_and_prints_nothing(url: str, capfd: 
             other.execute("BEGIN EXCLUSIVE")
             with pytest.raises(StorageError, match="the database does not answer: database is locked"):
                 renewal.check()
-            time.sleep(0.2)  # the thread meets the lock too
+            time.sleep(1.5)  # the thread meets the lock too
             other.execute("ROLLBACK")
         age_heartbeat(url, trial_id, LONG_S)
         wait_until(lambda: claims.stale(LONG_S / 2) == [])

@@ -383,17 +383,20 @@ def test_a_loader_worker_that_outlives_the_close_does_not_hold_it_up(told: dict[
 
 
 def test_two_that_start_at_once_share_experiment_and_parent(tmp_path: Path) -> None:
+    half_made = tmp_path / "mlflow.db.new-left-by-a-kill"
+    half_made.write_bytes(b"SQLite format 3\0")
     trackers = [Tracker(tmp_path / "spool", settings_for(tmp_path, "shared")) for _ in range(2)]
     for number, tracker in enumerate(trackers):
         tracker.start()
         tracker.study_started({}, [])
         tracker.trial_started(number, None, {}, {}, DATASET)
         tracker.trial_finished(number, "FINISHED", {})
-    assert [tracker.close() for tracker in trackers] == [True, True]
+    assert [(tracker.close(), tracker.problems()) for tracker in trackers] == [(True, []), (True, [])]
     assert trackers[0].parent_ids() == trackers[1].parent_ids()
     client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
     counts = {name: len(runs) for name, runs in runs_of(client, "shared").items()}
     assert counts == {"shared": 1, "trial-0000": 1, "trial-0001": 1}
+    assert not half_made.exists()
 
 
 # What the user can mend

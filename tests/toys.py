@@ -165,3 +165,13 @@ def few_digits(params: dict[str, Any], split_seed: int) -> Splits:
     inputs = torch.tensor(pictures, dtype=torch.float32).view(-1, 1, 8, 8) / 16
     labels = torch.tensor(targets)
     return Splits(InMemory(inputs[:200], labels[:200]), InMemory(inputs[200:300], labels[200:300]))
+
+
+def digits_in_binary(params: dict[str, Any], split_seed: int) -> Splits:
+    """The pictures of `few_digits`; the labels are the four bits of the digit."""
+    splits = few_digits(params, split_seed)
+
+    def relabelled(part: InMemory) -> InMemory:
+        return InMemory(part.inputs, (part.targets[:, None] >> torch.arange(4) & 1).to(torch.uint8))
+
+    return Splits(relabelled(splits.train), relabelled(splits.val))

@@ -100,6 +100,7 @@ def rehearse(spec: StudySpec) -> None:
 
     Raises `SpecError` as `make_sampler` and `make_pruner` do.
     """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(sampler=make_sampler(spec, 0), pruner=make_pruner(spec))
     try:
         for value in (0.0, 1.0):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import os
+import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -11,8 +13,9 @@ from filelock import FileLock
 from mlflow import MlflowClient
 from mlflow.entities import Experiment, LifecycleStage, Run
 from mlflow.exceptions import MlflowException
+from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-from sweeper.tracking.settings import TrackingSettings, database_file
+from sweeper.tracking.settings import SQLITE, TrackingSettings, database_file
 
 REFUSALS = {
     "INVALID_PARAMETER_VALUE",
@@ -40,13 +43,27 @@ def creation_lock(uri: str, lock_dir: Path) -> Iterator[None]:
 
 def open_study(settings: TrackingSettings, lock_dir: Path) -> tuple[MlflowClient, Run]:
     """A client and the parent run. Raises `Unreachable` when the experiment was deleted, or whatever MLflow raises."""
+    database = database_file(settings.uri)
     with creation_lock(settings.uri, lock_dir):
-        # The first client creates the tables; two at once destroy the database.
+        if database is not None and not database.exists():
+            _create_database(database, settings.artifact_location)
         client = MlflowClient(tracking_uri=settings.uri, registry_uri=settings.uri)
         parent = living_run(client, settings.parent_run_id)
         if parent is None:
             parent = _find_or_create_parent(client, _find_or_create_experiment(client, settings), settings)
     return client, parent
+
+
+def _create_database(database: Path, artifact_location: str | None) -> None:
+    """Whole or not at all: a kill while MLflow makes its tables leaves a file that no MLflow can open again."""
+    beside = f"{database.name}.new-"
+    for left_by_a_kill in [path for path in database.parent.iterdir() if path.name.startswith(beside)]:
+        left_by_a_kill.unlink()
+    new = database.with_name(f"{beside}{uuid.uuid4().hex}")  # never one name twice: MLflow keeps connections by name
+    store = SqlAlchemyStore(f"{SQLITE}{new}", artifact_location)
+    store.engine.dispose()
+    if not database.exists():
+        os.replace(new, database)
 
 
 def _find_or_create_experiment(client: MlflowClient, settings: TrackingSettings) -> str:

@@ -9,6 +9,7 @@ import json
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,6 +20,7 @@ from sweeper.tracking.experiment import Unreachable
 from sweeper.tracking.folder import SpoolFolder, append_value, read_values, spool_folders
 from sweeper.tracking.settings import TrackingSettings
 from sweeper.tracking.spool import EXIT_UNDELIVERED
+from sweeper.tracking.texts import redact
 
 LOOK_EVERY_S = 0.2
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
@@ -113,7 +115,7 @@ class Writer:
                 return self._reject(event, str(refusal))
             except Unreachable as outage:
                 tries += 1
-                print(time.strftime("%F %T"), outage, file=sys.stderr, flush=True)
+                print(redact(traceback.format_exc()), file=sys.stderr, flush=True)
                 if tries == TRIES_BEFORE_WORDS or self.worker.gone.is_set():
                     self._say(str(outage))
             if self.worker.gone.is_set():
