@@ -407,8 +407,17 @@ def test_a_signal_releases_the_trial_and_closes_every_run(tmp_path: Path, signal
 
 def test_after_sigkill_the_study_goes_on_in_the_same_runs(tmp_path: Path) -> None:
     """SIGKILL to everything, the tracking process included; then a short rest of the study."""
-    text = STUDY.replace("max_epochs: 4", "max_epochs: 150").replace("trials: 3", "trials: 1")
-    (tmp_path / "study.yaml").write_text(text.replace("{name: mlp, params: {width: 32}}", "{name: cnn}"))
+    (tmp_path / "slow.py").write_text(
+        "import time, torch\n"
+        "class Slow(torch.nn.Linear):\n"
+        "    def forward(self, inputs):\n"
+        "        time.sleep(0.03 if self.training else 0)\n"
+        "        return super().forward(inputs.flatten(1))\n"
+        "def build(params, data): return Slow(64, data.num_outputs)\n"
+    )
+    text = STUDY.replace("max_epochs: 4", "max_epochs: 40").replace("trials: 3", "trials: 1")
+    text = text.replace("{name: mlp, params: {width: 32}}", "{name: 'slow:build'}") + "early_stopping: {patience: 50}\n"
+    (tmp_path / "study.yaml").write_text(text)
     process = start(tmp_path, "run", "study.yaml")
     wait_for(lambda: last_epoch(tmp_path) >= 2 and (tmp_path / "mlruns/mlflow.db").exists(), process)
     tracking = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
