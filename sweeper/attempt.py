@@ -66,7 +66,7 @@ class Attempt:
         self.folder.sweep_temporaries()
         self.recorded = {record.validation: record for record in self.folder.records()}
         state = self._saved_state()
-        self.session = build_session(self.config, self.room.load(), state["session"]["speed"] if state else None)
+        self.session = build_session(self.config, self.room.load(), state["session"] if state else None)
         self._log_start(self.session)
         reason = self._go_on_from(state, self.session) if state else None
         if reason is not None:

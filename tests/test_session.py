@@ -104,15 +104,50 @@ def test_an_fp16_checkpoint_opens_without_a_scaler_and_the_other_way_round() -> 
         assert len(run(second)) == 4
 
 
-def test_speed_is_frozen_in_the_checkpoint() -> None:
+def test_what_auto_meant_is_kept_on_the_same_kind_of_device() -> None:
     config = make_config(train={"max_epochs": 1})
     data = load_data(config.data)
-    frozen = build_session(config, data).state_dict()["speed"]
-    assert frozen["fused"]
-    unfused = {**frozen, "fused": False, "num_workers": 1}
-    resumed = build_session(config, data, unfused)
+    saved = build_session(config, data).state_dict()
+    assert saved["speed"]["fused"]
+    saved["speed"] |= {"fused": False, "num_workers": 1}
+    resumed = build_session(config, data, saved)
     assert (resumed.speed.fused, resumed.speed.num_workers) == (False, 1)
     resumed.close()
+    elsewhere = build_session(config, data, {**saved, "device": "cuda"})
+    assert (elsewhere.speed.fused, elsewhere.speed.num_workers) == (True, 0)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "adagrad"])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param({"fused": False}, {"fused": True}, id="then-fused"),
+        pytest.param({"fused": True}, {"fused": False}, id="then-not-fused"),
+        pytest.param({"channels_last": False}, {"channels_last": True}, id="then-channels-last"),
+        pytest.param({"channels_last": True}, {"channels_last": False}, id="then-contiguous"),
+    ],
+)
+def test_changed_speed_settings_apply_on_resume_and_keep_the_mathematics(
+    optimizer: str, before: dict[str, bool], after: dict[str, bool]
+) -> None:
+    def session(speed: dict[str, bool]) -> Session:
+        config = make_config(
+            data={"source": "toys:few_digits"},
+            model={"name": "cnn", "params": {"width": 4}},
+            train={"max_epochs": 4, "batch_size": 50, "optimizer": optimizer, "lr": 0.01},
+            speed=speed,
+        )
+        return build_session(config, load_data(config.data))
+
+    whole = run(session(before))
+    first, second = session(before), session(after)
+    records = run(first, epochs=2)
+    second.load_state_dict(first.state_dict())
+    assert bool(second.stepper.optimizer.param_groups[0]["fused"]) == second.speed.fused
+    records += run(second)
+    names = ("train_loss", "val_loss", "optim/grad_norm")
+    losses = [[r.metrics[name] for r in series for name in names] for series in (whole, records)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
 def test_groups_train_with_their_factor() -> None:

@@ -104,9 +104,11 @@ def forward_loss(session: Session, batch: Any) -> tuple[Tensor, Tensor]:
 def to_device(batch: Any, session: Session) -> Any:
     """Tensors of a nested batch on the session's device; images in its memory format."""
     if isinstance(batch, Tensor):
+        # Moved first: another memory format is a copy, which on the host would not be in pinned memory.
+        batch = batch.to(session.device, non_blocking=session.speed.non_blocking)
         if session.speed.channels_last and batch.ndim == 4:
             batch = batch.contiguous(memory_format=torch.channels_last)
-        return batch.to(session.device, non_blocking=session.speed.non_blocking)
+        return batch
     if isinstance(batch, dict):
         return {key: to_device(value, session) for key, value in batch.items()}
     if isinstance(batch, list | tuple):

@@ -184,10 +184,23 @@ class Stepper:
 
     def load_state_dict(self, state: dict[str, Any], floor: float) -> None:
         """Restore after the schedule has been built, so that no building of it resets a learning rate."""
-        self.optimizer.load_state_dict(state["optimizer"])
+        self._load_optimizer(state["optimizer"])
         self._happened_on_host = state["happened"]
         self.happened.fill_(state["happened"])
         self.set_scale(state["scale"], floor)
         if self.masking:
             for group in self.optimizer.param_groups:
                 group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32, device=self.device)
+
+    def _load_optimizer(self, saved: dict[str, Any]) -> None:
+        """Kernel and memory format are this attempt's: `speed.fused` and `speed.channels_last` may have changed, and a
+        fused kernel pairs weights and moments as they lie in memory."""
+        groups = [
+            {**stored, "fused": group["fused"]} if "fused" in group else stored
+            for stored, group in zip(saved["param_groups"], self.optimizer.param_groups, strict=True)
+        ]
+        self.optimizer.load_state_dict({**saved, "param_groups": groups})
+        for parameter, kept in self.optimizer.state.items():
+            for name, value in kept.items():
+                if isinstance(value, Tensor) and value.shape == parameter.shape:
+                    kept[name] = torch.empty_like(parameter).copy_(value)

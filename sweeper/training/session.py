@@ -8,7 +8,7 @@ import os
 import random
 import warnings
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -73,6 +73,7 @@ class Session:
         before the next step."""
         return {
             "epoch": self.epoch,
+            "device": self.device.type,
             "elapsed_s": self.elapsed_s,
             "model": self.model.state_dict(),
             "stepper": self.stepper.state_dict(),
@@ -101,16 +102,17 @@ class Session:
         self.val_loader.close()
 
 
-def build_session(config: TrialConfig, data: LoadedData, frozen_speed: dict[str, Any] | None = None) -> Session:
+def build_session(config: TrialConfig, data: LoadedData, saved: dict[str, Any] | None = None) -> Session:
     """Seed every generator, then build model, optimizer, schedule and loaders on the trial's device.
 
-    `frozen_speed` is what an earlier attempt ran with. Raises `SpecError` for a value that a part refuses.
+    `saved` is the state of an earlier attempt: on the same kind of device, what `auto` meant then is meant again.
+    The state itself is for `load_state_dict`. Raises `SpecError` for a value that a part refuses.
     """
     train = config.train
     device = resolve_device(train.device)
     task = build_task(config.task, data.info)
     check_monitor(config, task)
-    speed = _resolve(config, data, device, frozen_speed)
+    speed = _resolve(config, data, device, saved)
     apply_speed(speed, train.deterministic)
     seed_everything(config.seed)
     model = build_model(config.model, task.info).to(device)
@@ -172,7 +174,7 @@ def check_monitor(config: TrialConfig, task: Task) -> None:
         raise SpecError(("objective", "monitor"), what, f"Write one of: {', '.join(measured)}.")
 
 
-def _resolve(config: TrialConfig, data: LoadedData, device: torch.device, frozen: dict[str, Any] | None) -> Speed:
+def _resolve(config: TrialConfig, data: LoadedData, device: torch.device, saved: dict[str, Any] | None) -> Speed:
     train = config.train
     in_memory = is_in_memory(data.splits.train)
     cores = min(torch.get_num_threads(), os.cpu_count() or 1)
@@ -184,16 +186,13 @@ def _resolve(config: TrialConfig, data: LoadedData, device: torch.device, frozen
         can_fuse=can_mask(train, device),
         images=len(data.info.input_shape) == 3,
     )
-    if frozen is None:
+    if saved is None or saved["device"] != device.type:
         return resolved
-    # What was `auto` stays as it was; what the file says now applies. The precision stays where the device allows it.
-    kept = {key: value for key, value in frozen.items() if getattr(config.speed, key, None) == "auto"}
-    if device.type != "cuda" and train.precision == "auto":
-        kept["precision"] = resolved.precision
-    elif train.precision == "auto":
-        kept["precision"] = frozen["precision"]
-    kept["fused"] = kept.get("fused", resolved.fused) and can_mask(train, device)
-    return Speed(**{**asdict(resolved), **kept})
+    # What was `auto` stays as it was, because some of it rounds differently; what the file says now applies.
+    kept = {key: value for key, value in saved["speed"].items() if getattr(config.speed, key, None) == "auto"}
+    if train.precision == "auto":
+        kept["precision"] = saved["speed"]["precision"]
+    return replace(resolved, **kept, non_blocking=kept.get("pin_memory", resolved.pin_memory))
 
 
 def _warn_of_small_batches(model: nn.Module, batch_size: int) -> None:
