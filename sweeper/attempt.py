@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import warnings
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,18 +14,30 @@ from typing import Any
 
 import optuna
 
-from sweeper.errors import CheckpointError, StorageError
+from sweeper.errors import CheckpointError, DatabaseError, StorageError
 from sweeper.ownership import Renewal
 from sweeper.records import EpochRecord, StopReason, TrialOutcome
 from sweeper.room import LeftEarly, TrialRoom
 from sweeper.spec import TrialConfig
+from sweeper.tracking import redact
 from sweeper.training.checkpoint import best_payload
 from sweeper.training.loop import train
 from sweeper.training.session import Session, build_session
 from sweeper.training.speed import speed_config
-from sweeper.training.stopping import Judgement, Verdict
+from sweeper.training.stopping import Judgement, Verdict, carry_forward
 from sweeper.training.trial_folder import TrialFolder
 from sweeper.trial_params import dataset_input, logged_params
+
+PRUNED_AT = "sweeper:pruned_at"
+
+
+@contextlib.contextmanager
+def _database(url: str) -> Iterator[None]:
+    """Optuna's word for a database that does not answer is ours for the same."""
+    try:
+        yield
+    except optuna.exceptions.StorageInternalError as error:
+        raise DatabaseError(f"{redact(url)}: the database does not answer: {error.__cause__ or error}") from error
 
 
 class Attempt:
@@ -45,7 +59,9 @@ class Attempt:
         self.judgement = Judgement(config.objective.direction, patience, stopping.min_delta, stopping.min_epochs)
         self.recorded: dict[int, EpochRecord] = {}
         self.reported = set(trial.study._storage.get_trial(trial._trial_id).intermediate_values)
+        self.last_asked = max(self.reported, default=-1)
         self.next_validation = 0
+        self.checkpoint_lost = False
         self.session: Session | None = None
 
     def close(self) -> None:
@@ -62,9 +78,17 @@ class Attempt:
             return TrialOutcome("failed", error=f"There is no finite {self.config.objective.monitor}: {why}.")
         return TrialOutcome(reason, best.best_value, best.best_epoch, error)
 
+    def plateau(self, outcome: TrialOutcome) -> dict[int, float]:
+        """What a trial that stopped early is worth at the steps it did not run, so that it stays comparable there."""
+        if outcome.stop_reason != "early_stopped" or outcome.value is None:
+            return {}
+        return carry_forward(outcome.value, self.next_validation, self.config.num_validations)
+
     def run(self) -> TrialOutcome:
         self.folder.sweep_temporaries()
         self.recorded = {record.validation: record for record in self.folder.records()}
+        if PRUNED_AT in self.trial.user_attrs:
+            return self._pruned_before()
         state = self._saved_state()
         self.session = build_session(self.config, self.room.load(), state["session"] if state else None)
         self._log_start(self.session)
@@ -78,9 +102,19 @@ class Attempt:
                     return self.outcome(reason)
         return self.outcome("time_limit" if self.session.timed_out else "max_epochs")
 
+    def _pruned_before(self) -> TrialOutcome:
+        """An earlier attempt was pruned and killed before it could tell. The pruner is not asked twice: some pruners
+        note what they were asked, and say something else the second time."""
+        for record in self.recorded.values():
+            value = record.metrics[self.config.objective.monitor]
+            self.judgement.update(value, epoch=record.epoch, validation=record.validation, epochs_complete=0)
+        return self.outcome("pruned")
+
     def _saved_state(self) -> dict[str, Any] | None:
         """The last checkpoint. Raises `CheckpointError` when there must be one and it is gone."""
         state = self.folder.load_last()
+        if state is None and self.reported and not self.recorded:
+            raise CheckpointError(f"{self.folder.path}: values were reported, but the trial's files are gone")
         if state is None and self.recorded:
             last = max(self.recorded.values(), key=lambda record: record.validation)
             if last.epoch >= self.room.spec.checkpoints.every_epochs:
@@ -127,6 +161,7 @@ class Attempt:
         if record.epoch_complete and (leaving or session.epoch % self.room.spec.checkpoints.every_epochs == 0):
             self._save(session, verdict)
         self.next_validation = record.validation + 1
+        self.renewal.check()  # writing checkpoints may have taken long
         self._report(record.validation)
         self._log(record)
         self.room.progress.on_record(self.config, record, self.judgement)
@@ -170,7 +205,8 @@ class Attempt:
         value is its best."""
         best = self.judgement.best_value
         if best is not None and validation not in self.reported:
-            self.trial.report(best, validation)
+            with _database(self.room.spec.storage):
+                self.trial.report(best, validation)
             self.reported.add(validation)
 
     def _log(self, record: EpochRecord) -> None:
@@ -184,8 +220,15 @@ class Attempt:
             return None
         if verdict.stop:
             return "early_stopped"
-        asked = verdict.may_stop and (self.room.spec.pruner.when == "always" or verdict.stalled)
-        return "pruned" if asked and self.trial.should_prune() else None
+        may_ask = verdict.may_stop and (self.room.spec.pruner.when == "always" or verdict.stalled)
+        # Below the last step that an earlier attempt reported the pruner has said "go on", and it looks at that step.
+        if not may_ask or validation < self.last_asked:
+            return None
+        with _database(self.room.spec.storage):
+            pruned = self.trial.should_prune()
+        if pruned:
+            self.room.claims.set_user_attr(self.trial._trial_id, PRUNED_AT, validation)
+        return "pruned" if pruned else None
 
     def _log_start(self, session: Session) -> None:
         number, train_spec = self.trial.number, self.config.train

@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 a fault the user can mend, 2 usage, 3 stopped because tria
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -35,7 +36,9 @@ class _Commands(click.Group):
             return super().invoke(ctx)
         except SweeperError as error:
             _leave(str(error), error.exit_code)
-        except InterruptedNow:
+        except InterruptedNow as signal:
+            _leave(f"Interrupted by {signal.signal_name}.", 130)
+        except KeyboardInterrupt:
             _leave("Interrupted.", 130)
 
 
@@ -75,6 +78,8 @@ def run(study_file: Path) -> None:
         )
         click.echo("  The next `sweep run` delivers it.", err=True)
     _print_result(file)
+    if result.error is not None:
+        raise result.error
     if result.interrupted:
         _leave(f"Interrupted. `sweep run {study_file}` goes on where it stopped.", 130)
 
@@ -223,22 +228,28 @@ def _so_far(file: StudyFile) -> tuple[int, list[tuple[float, int, str]]]:
     except StorageError:
         return 0, []
     trials = status_json(stored)["trials"]
-    results = [(t.value, t.number, t.user_attrs["stop_reason"]) for t in ranking(stored, 5) if t.value is not None]
-    return trials["complete"] + trials["pruned"], results
+    results = [
+        (t.value, t.number, t.user_attrs.get("stop_reason", "")) for t in ranking(stored, 5) if t.value is not None
+    ]
+    outside = sum(t.user_attrs.get("stop_reason") == "outside_limits" for t in stored.trials)
+    return trials["complete"] + trials["pruned"] - outside, results
 
 
 def _summary(file: StudyFile, sizes: dict[str, int]) -> str:
+    from sweeper.space import largest
+
     spec = file.spec
     counts = ", ".join(f"{size} {name}" for name, size in sizes.items())
     return (
         f"{spec.study}: {spec.objective.direction} {spec.objective.monitor} over {spec.budget.trials} trials of up to "
-        f"{spec.train.max_epochs} epochs\n  data {spec.data.source} ({counts}), model {spec.model.name}, "
+        f"{largest(spec, 'max_epochs')} epochs\n  data {spec.data.source} ({counts}), model {spec.model.name}, "
         f"searching {', '.join(spec.search_space)}"
     )
 
 
 def _print_result(file: StudyFile) -> None:
     """The result in words, and where to look."""
+    from sweeper.tracking import redact
     from sweeper.views.best import best_as_json
     from sweeper.views.reading import read_study
     from sweeper.views.status import status_json
@@ -258,11 +269,21 @@ def _print_result(file: StudyFile) -> None:
     )
     click.echo(f"  values to paste:  sweep best {file.path}")
     click.echo(f"  the checkpoint:   {best_values['checkpoint']}")
-    click.echo(f"  all curves:       mlflow ui --backend-store-uri {file.spec.tracking.uri}")
+    uri = redact(file.spec.tracking.uri)
+    click.echo(f"  all curves:       {uri if uri.startswith('http') else f'mlflow ui --backend-store-uri {uri}'}")
 
 
 def _print_json(values: dict[str, Any]) -> None:
-    click.echo(json.dumps(values, indent=2))
+    click.echo(json.dumps(_without_nan(values), indent=2, allow_nan=False))
+
+
+def _without_nan(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they become the texts "nan", "inf" and "-inf"."""
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _cells(values: dict[str, Any], names: list[str]) -> list[str]:

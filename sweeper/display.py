@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,13 @@ class _Running:
     last_plain: float = 0.0
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Whoever read along (`| head`) is gone: go on in silence. rich would end the process and its trial."""
+        self.quiet = True
+        self.file = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (for the rest of the process)
+
+
 class RunDisplay:
     """A context manager; `on_record` and `on_end` are called by the trial."""
 
@@ -37,7 +45,7 @@ class RunDisplay:
     ) -> None:
         """`finished` trials of earlier runs count already, `ended` are the best of them: value, number, reason."""
         self.spec = spec
-        self.console = Console(file=stream, highlight=False)
+        self.console = _Console(file=stream, highlight=False)
         self.finished = finished
         self.running: dict[int, _Running] = {}
         self.ended = list(ended)

@@ -54,6 +54,10 @@ class StorageError(SweeperError):
     """A database, folder or checkpoint cannot be read or written, or holds something else than expected."""
 
 
+class DatabaseError(StorageError):
+    """The study's database does not answer. The trial in hand is not at fault: it is released, and continues later."""
+
+
 class StudyChangedError(SweeperError):
     """The study file differs from the stored study in a section that must not change."""
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import math
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from sweeper.errors import Fault, SpecError
 from sweeper.faultwords import to_fault
-from sweeper.space import field_names, field_path, grid_values, highest, place, suggestion_order
+from sweeper.space import field_names, field_path, grid_values, highest, num_steps, place, same, suggestion_order
 from sweeper.spec import ChoicesSpec, Domain, ModelSpec, RangeSpec, TaskSpec, TrainSpec
 from sweeper.yamlfile import KeyPath, as_written
 
@@ -70,9 +71,9 @@ class SpaceReader:
             self._fault((name, "choices"), f"must be a list, not {as_written(choices)}", todo)
         elif not choices:
             self._fault((name, "choices"), "is empty", "Name at least one value.")
-        elif any(isinstance(choice, list | dict) for choice in choices):
-            todo = "Use numbers, text, true, false or null."
-            self._fault((name, "choices"), "holds a list or a section, which a database cannot keep as one value", todo)
+        elif not all(_is_scalar(choice) for choice in choices):
+            todo = "Use finite numbers, text, true, false or null."
+            self._fault((name, "choices"), "holds something that a database cannot keep as one value", todo)
         elif len({_database_key(choice) for choice in choices}) < len(choices):
             self._fault(
                 (name, "choices"),
@@ -90,7 +91,13 @@ class SpaceReader:
                 (name, "when"), f"must be names and values, not {as_written(when)}", "See `when: {optimizer: sgd}`."
             )
             return {}
-        return {str(cause): wanted if isinstance(wanted, list) else [wanted] for cause, wanted in when.items()}
+        found = {str(cause): wanted if isinstance(wanted, list) else [wanted] for cause, wanted in when.items()}
+        for cause, wanted in found.items():
+            if not all(_is_scalar(value) for value in wanted):
+                todo = "Write one value, or a list of numbers, texts, true, false or null."
+                self._fault((name, "when", cause), f"cannot be {as_written(when[cause])}", todo)
+                return {}
+        return found
 
     def _range(self, name: str, path: tuple[str, ...], entry: dict[str, Any]) -> RangeSpec | None:
         for key in ("low", "high", *(["step"] if entry.get("step") is not None else [])):
@@ -102,6 +109,9 @@ class SpaceReader:
                 note = " (text)" if isinstance(value, str) else ""
                 todo = "Write it without quotes, as in 0.001 or 1e-3."
                 self._fault((name, key), f"must be a number, not {as_written(value)}{note}", todo)
+                return None
+            if not _is_scalar(value):
+                self._fault((name, key), f"must be a finite number, not {as_written(value)}", "Write a smaller one.")
                 return None
         if not isinstance(entry.get("log", False), bool):
             self._fault((name, "log"), f"must be true or false, not {as_written(entry['log'])}", "Write `log: true`.")
@@ -133,8 +143,9 @@ class SpaceReader:
     def _notice_lost_end(self, name: str, domain: RangeSpec) -> None:
         last = highest(domain)
         if abs(last - domain.high) > 1e-9 * max(1.0, abs(domain.high)):
-            values = grid_values(domain) or []
-            shown = ", ".join(as_written(value) for value in values[:6]) + (", ..." if len(values) > 6 else "")
+            first = domain.model_copy(update={"high": min(domain.high, domain.low + 6 * (domain.step or 1))})
+            more = ", ..." if domain.step is not None and num_steps(domain) > num_steps(first) else ""
+            shown = ", ".join(as_written(value) for value in grid_values(first) or []) + more
             text = f"search_space.{name}: high ({domain.high:g}) is no step from low; the values are {{{shown}}}"
             self.notices.append((("search_space", name), text))
 
@@ -219,6 +230,9 @@ class SpaceReader:
 
     def _check_enqueued(self) -> None:
         points = self.values.get("enqueue")
+        if points and isinstance(self.values.get("sampler"), dict) and self.values["sampler"].get("name") == "grid":
+            todo = "Remove one of the two; a grid runs every point anyway."
+            self.faults.append(Fault(("enqueue",), "the grid sampler takes no enqueued points", todo))
         for index, point in enumerate(points if isinstance(points, list) else []):
             for name, value in point.items() if isinstance(point, dict) else []:
                 at: KeyPath = ("enqueue", index, name)
@@ -235,13 +249,20 @@ class SpaceReader:
 def contains(domain: Domain, value: Any) -> bool:
     """Whether a point's value is one that the domain can draw."""
     if isinstance(domain, ChoicesSpec):
-        return any(value == choice and isinstance(value, bool) == isinstance(choice, bool) for choice in domain.choices)
+        return any(same(value, choice) for choice in domain.choices)
     if isinstance(value, bool) or not isinstance(value, int | float) or not domain.low <= value <= domain.high:
         return False
     if domain.kind == "int" and value != int(value):
         return False
     steps = (value - domain.low) / domain.step if domain.step else 0.0
     return abs(steps - round(steps)) < 1e-6
+
+
+def _is_scalar(value: Any) -> bool:
+    """Whether a database can keep the value: text, a boolean, null, or a number that fits."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return math.isfinite(value) if isinstance(value, float) else abs(value) < 2**63
+    return value is None or isinstance(value, bool | str)
 
 
 def _range_hint(domain: Domain) -> str:

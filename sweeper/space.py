@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from sweeper.errors import SpecError
@@ -58,12 +59,12 @@ def suggestion_order(search_space: Mapping[str, Domain]) -> list[str]:
 def is_active(domain: Domain, spec: StudySpec, drawn: Mapping[str, Scalar]) -> bool:
     """Whether the conditions of a parameter hold, given what has been drawn and what the file fixes."""
     return all(
-        any(_same(_value_of(name, spec, drawn), wanted) for wanted in values) for name, values in domain.when.items()
+        any(same(_value_of(name, spec, drawn), wanted) for wanted in values) for name, values in domain.when.items()
     )
 
 
-def _same(value: Any, wanted: Scalar) -> bool:
-    # 1 == True in Python, but not in a study file.
+def same(value: Any, wanted: Scalar) -> bool:
+    """Equality of a study file: 16 is 16.0, but 1 is not true, as it is in Python."""
     return value == wanted and isinstance(value, bool) == isinstance(wanted, bool)
 
 
@@ -81,7 +82,7 @@ def _value_of(name: str, spec: StudySpec, drawn: Mapping[str, Scalar]) -> Any:
 
 
 def suggest(trial: optuna.Trial, spec: StudySpec) -> dict[str, Scalar]:
-    """Draw every active parameter. Raises nothing of its own: the file was checked before."""
+    """Draw every active parameter, in an order that depends on the file alone."""
     drawn: dict[str, Scalar] = {}
     for name in suggestion_order(spec.search_space):
         domain = spec.search_space[name]
@@ -101,10 +102,17 @@ def _suggest_one(trial: optuna.Trial, name: str, domain: Domain) -> Scalar:
 
 def highest(domain: RangeSpec) -> float:
     """The largest value that can be drawn: `high`, or the last step below it."""
-    if domain.step is None:
-        return domain.high
-    # The small share keeps 0.1..0.3 by 0.1 at three values in binary arithmetic.
-    return domain.low + int((domain.high - domain.low) / domain.step + 1e-9) * domain.step
+    return domain.high if domain.step is None else _step(domain, num_steps(domain) - 1)
+
+
+def num_steps(domain: RangeSpec) -> int:
+    """How many values a range with a `step` holds; in decimal, as written, where 0.3 + 0.6 is 0.9."""
+    low, high, step = (Decimal(str(value)) for value in (domain.low, domain.high, domain.step))
+    return int((high - low) / step) + 1
+
+
+def _step(domain: RangeSpec, index: int) -> float:
+    return float(Decimal(str(domain.low)) + index * Decimal(str(domain.step)))
 
 
 def grid_values(domain: Domain) -> list[Scalar] | None:
@@ -113,10 +121,16 @@ def grid_values(domain: Domain) -> list[Scalar] | None:
         return list(domain.choices)
     if domain.kind == "int" and not domain.log:
         return list(range(int(domain.low), int(highest(domain)) + 1, int(domain.step or 1)))
-    if domain.step is None:
-        return None
-    count = int((domain.high - domain.low) / domain.step + 1e-9) + 1
-    return [domain.low + index * domain.step for index in range(count)]
+    return None if domain.step is None else [_step(domain, index) for index in range(num_steps(domain))]
+
+
+def largest(spec: StudySpec, name: str) -> Any:
+    """The largest value that a parameter can have in any trial: drawn, or from the file."""
+    domain, path = spec.search_space.get(name), field_path(name)
+    assert path is not None, name
+    if isinstance(domain, ChoicesSpec):
+        return max(choice for choice in domain.choices if choice is not None)
+    return highest(domain) if domain is not None else _value_of(name, spec, {})
 
 
 def trial_config(spec: StudySpec, number: int, drawn: Mapping[str, Scalar]) -> TrialConfig:

@@ -237,7 +237,8 @@ class TrackingSpec(Section):
     def _a_database_or_a_server(self) -> TrackingSpec:
         if not self.uri.startswith(("sqlite:///", "http://", "https://")):
             raise ValueError(
-                f"uri ({self.uri!r}) is neither a SQLite database nor an MLflow server; MLflow no longer opens folders"
+                f"uri ({self.uri.split('://')[0]!r}) is neither a SQLite database nor an MLflow server, and MLflow no "
+                "longer opens folders"
                 " | Write `sqlite:///mlruns/mlflow.db` or `http://HOST:PORT`."
             )
         return self

@@ -25,7 +25,6 @@ class StudyFile:
 
     spec: StudySpec
     path: Path
-    text: str
     notices: list[str] = field(default_factory=list)
 
     def explain(self, error: SpecError) -> StudyFileError:
@@ -45,7 +44,9 @@ def read_study_file(path: Path) -> StudyFile:
         faults += _cross_faults(spec, values)
     if faults or spec is None:
         raise_faults(file, faults)
-    return StudyFile(spec, path, file.text, [f"{path}:{file.line(at)}: {text}" for at, text in space.notices])
+    notices = [f"{path}:{file.line(at)}: {text}" for at, text in space.notices]
+    notices += [f"{path}:{file.line(('sampler', 'name'))}: {text}" for text in _sampler_notices(spec)]
+    return StudyFile(spec, path, notices)
 
 
 def raise_faults(file: YamlFile, faults: list[Fault]) -> NoReturn:
@@ -121,10 +122,24 @@ def _storage_faults(spec: StudySpec) -> list[Fault]:
     if not spec.storage.startswith("sqlite:///"):
         what = f"{spec.storage.split('://')[0]!r} databases are not supported yet"
         return [Fault(("storage",), what, "Write `sqlite:///mlruns/optuna.db`.")]
-    if spec.storage == spec.tracking.uri:
+    if _file(spec.storage) == _file(spec.tracking.uri):
         what = "the study and MLflow share one database, and both own a table alembic_version"
         return [Fault(("storage",), what, "Give each a file of its own.")]
     return []
+
+
+def _file(uri: str) -> Path:
+    return Path(uri.removeprefix("sqlite:///")).absolute().resolve()
+
+
+def _sampler_notices(spec: StudySpec) -> list[str]:
+    sees = spec.sampler.name not in ("gp", "cmaes", "nsga") or spec.sampler.params.get("consider_pruned_trials")
+    if sees or spec.pruner.name == "none":
+        return []
+    return [
+        f"sampler.name: {spec.sampler.name} does not look at pruned trials, and pruner {spec.pruner.name} may leave it "
+        "few others; tpe and qmc do"
+    ]
 
 
 def _scheduler_faults(spec: StudySpec, values: dict[str, Any]) -> list[Fault]:

@@ -18,7 +18,7 @@ from optuna.storages._rdb import models
 from optuna.trial import TrialState
 from sqlalchemy.dialects import postgresql, sqlite
 
-from sweeper.errors import StorageError
+from sweeper.errors import DatabaseError
 
 TRIALS = models.TrialModel.__table__
 VALUES = models.TrialValueModel.__table__
@@ -32,12 +32,12 @@ OWNER_KEY = "sweeper:owner"
 
 @contextmanager
 def answering(engine: sa.Engine) -> Iterator[None]:
-    """Turn "the database does not answer" into a `StorageError` that names it, without its password."""
+    """Turn "the database does not answer" into a `DatabaseError` that names it, without its password."""
     try:
         yield
     except (sa.exc.OperationalError, sa.exc.InterfaceError, optuna.exceptions.StorageInternalError) as error:
         cause = error.orig if isinstance(error, sa.exc.DBAPIError) else error.__cause__
-        raise StorageError(
+        raise DatabaseError(
             f"{engine.url.render_as_string()}: the database does not answer: {cause}\n"
             "  Close the program that holds it, then run the same command again: it goes on where it stopped."
         ) from error

@@ -5,6 +5,7 @@ Everything a trial touches is in its `TrialRoom`. What it decides is decided her
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 from typing import Any, Literal
 
@@ -12,14 +13,13 @@ import optuna
 from pydantic import ValidationError
 
 from sweeper.attempt import Attempt
-from sweeper.errors import CheckpointError, DivergedError, InterruptedNow, LostTrialError, SweeperError
+from sweeper.errors import CheckpointError, DatabaseError, DivergedError, LostTrialError, SweeperError
 from sweeper.ownership import Renewal
 from sweeper.records import StopReason, TrialOutcome
 from sweeper.room import LeftEarly, TrialRoom
 from sweeper.space import beyond_limits, suggest, trial_config
 from sweeper.spec import TrialConfig
 from sweeper.training.memory import is_out_of_memory, release_memory
-from sweeper.training.stopping import carry_forward
 from sweeper.training.trial_folder import TrialFolder
 from sweeper.triallog import captured
 
@@ -39,98 +39,108 @@ INFEASIBLE: tuple[StopReason, ...] = ("diverged", "out_of_memory", "outside_limi
 def run_trial(room: TrialRoom, trial: optuna.trial.Trial, attempt: int) -> TrialOutcome | None:
     """Run a trial that this worker owns to its end and tell the study; None when another worker has taken it over.
 
-    Raises `LeftEarly` or `InterruptedNow` after releasing the trial, which then continues as itself.
+    Whatever else is raised, a signal or a database that does not answer, the trial is released first and continues
+    as itself.
     """
-    number, folder = trial.number, room.folder(trial.number)
     try:
-        drawn = suggest(trial, room.spec)
-        config = trial_config(room.spec, number, drawn)
-    except ValidationError as error:
-        return _tell(room, trial, TrialOutcome("failed", error=f"These values exclude each other:\n{error}"), None)
-    except InterruptedNow:
-        room.claims.release(trial._trial_id)
-        raise
-    beyond = beyond_limits(room.spec, config)
-    if beyond is not None:
-        return _tell(room, trial, TrialOutcome("outside_limits", error=beyond), None)
-    interval_s = room.spec.workers.grace_period_s / 4
-    try:
-        with Renewal(room.claims, trial._trial_id, interval_s) as renewal, captured(folder.path / "trial.log"):
-            outcome, step = _train_guarded(room, trial, config, folder, renewal, attempt)
-            renewal.check()
-        return _finish(room, trial, outcome, folder, step)
+        config, outcome = _drawn(room, trial)
+        if config is None:
+            assert outcome is not None
+            return _tell(room, trial, outcome, attempt)
+        return _trained(room, trial, config, attempt)
     except LostTrialError:
         return None
-    except (LeftEarly, InterruptedNow):
-        if room.claims.release(trial._trial_id):
-            room.tracker.trial_finished(number, "KILLED", {"stop_reason": "interrupted"})
+    except BaseException:
+        _release(room, trial)
         raise
 
 
-def _train_guarded(
-    room: TrialRoom, trial: optuna.trial.Trial, config: TrialConfig, folder: TrialFolder, renewal: Renewal, attempt: int
-) -> tuple[TrialOutcome, int]:
+def _release(room: TrialRoom, trial: optuna.trial.Trial) -> None:
+    with contextlib.suppress(DatabaseError):  # then the owner's death frees it
+        if room.claims.release(trial._trial_id):
+            room.tracker.trial_finished(trial.number, "KILLED", {"stop_reason": "interrupted"})
+
+
+def _drawn(room: TrialRoom, trial: optuna.trial.Trial) -> tuple[TrialConfig | None, TrialOutcome | None]:
+    """The trial's values, or why there are none to train with."""
+    try:
+        config = trial_config(room.spec, trial.number, suggest(trial, room.spec))
+    except ValidationError as error:
+        return None, TrialOutcome("failed", error=f"These values exclude each other:\n{error}")
+    except optuna.exceptions.StorageInternalError as error:
+        raise DatabaseError(f"{room.spec.storage}: the database does not answer: {error}") from error
+    except (ValueError, TypeError, ArithmeticError):  # the sampler's, at some point that the rehearsal did not reach
+        return None, TrialOutcome("failed", error=traceback.format_exc())
+    beyond = beyond_limits(room.spec, config)
+    return (config, None) if beyond is None else (None, TrialOutcome("outside_limits", error=beyond))
+
+
+def _trained(room: TrialRoom, trial: optuna.trial.Trial, config: TrialConfig, attempt: int) -> TrialOutcome | None:
+    folder, interval_s = room.folder(trial.number), room.spec.workers.grace_period_s / 4
+    with Renewal(room.claims, trial._trial_id, interval_s) as renewal:
+        run = Attempt(room, trial, config, folder, renewal, attempt)
+        with captured(folder.path / "trial.log"):
+            outcome = _guarded(run)
+            if outcome.error is not None:
+                print(outcome.error)
+        renewal.check()
+    _hand_over(room, trial.number, outcome, folder)
+    told = _tell(room, trial, outcome, attempt, run.plateau(outcome))
+    if told is not None:
+        folder.finish()
+        if run.checkpoint_lost:
+            room.enqueue_again(trial)
+    return told
+
+
+def _guarded(run: Attempt) -> TrialOutcome:
     """`Attempt.run`, with every way in which training can fail turned into an outcome.
 
     Memory is released outside the `except`, because the exception keeps the frames, and they the tensors, alive.
     """
-    run = Attempt(room, trial, config, folder, renewal, attempt)
     try:
-        outcome = run.run()
+        return run.run()
     except DivergedError as error:
-        outcome = run.outcome("diverged", str(error))
+        return run.outcome("diverged", str(error))
     except CheckpointError as error:
-        trial.study.enqueue_trial(trial.params)
-        outcome = run.outcome("failed", f"{error}\nIts parameters are enqueued again.")
-    except (LostTrialError, LeftEarly):
+        run.checkpoint_lost = True
+        return run.outcome("failed", f"{error}\nIts parameters are enqueued again.")
+    except (LostTrialError, LeftEarly, DatabaseError):
         raise
     except Exception as error:
         reason: StopReason = "out_of_memory" if is_out_of_memory(error) else "failed"
-        text = str(error) if isinstance(error, SweeperError) else traceback.format_exc()
-        outcome = run.outcome(reason, text)
+        return run.outcome(reason, str(error) if isinstance(error, SweeperError) else traceback.format_exc())
     finally:
         run.close()
         release_memory()
-    if outcome.error is not None:
-        print(outcome.error)
-    return outcome, run.next_validation
 
 
-def _finish(
-    room: TrialRoom, trial: optuna.trial.Trial, outcome: TrialOutcome, folder: TrialFolder, step: int
-) -> TrialOutcome | None:
-    """Hand the last things to tracking, then tell. A kill in between costs nothing: the trial ends once more.
-
-    A trial that stopped early keeps its plateau in Optuna at the steps it did not run.
-    """
-    forward: dict[int, float] = {}
-    if outcome.stop_reason == "early_stopped" and outcome.value is not None:
-        total = room.spec.train.max_epochs * room.spec.train.validations_per_epoch
-        if "max_epochs" in trial.params:
-            total = trial.params["max_epochs"] * room.spec.train.validations_per_epoch
-        forward = carry_forward(outcome.value, step, total)
-    number = trial.number
+def _hand_over(room: TrialRoom, number: int, outcome: TrialOutcome, folder: TrialFolder) -> None:
+    """Give tracking the last things, before the result is told: a kill in between costs nothing, the trial just ends
+    once more."""
     room.tracker.trial_artifact(number, folder.path / "trial.log", "trial.log")
     if folder.best_path.exists():
         room.tracker.trial_artifact(number, folder.best_path, "best/best.pt")
         example = folder.path / "load_best.py"
-        example.write_text(LOAD_EXAMPLE.format(study=room.spec.study, number=number), encoding="utf-8")
-        room.tracker.trial_artifact(number, example, "best/load_best.py")
+        with contextlib.suppress(OSError):  # a full disk: the checkpoint matters, not its example
+            example.write_text(LOAD_EXAMPLE.format(study=room.spec.study, number=number), encoding="utf-8")
+            room.tracker.trial_artifact(number, example, "best/load_best.py")
     tags = {"stop_reason": outcome.stop_reason, "best_epoch": str(outcome.best_epoch)}
     if outcome.error:
         tags["error"] = outcome.error.strip().splitlines()[-1]
     status: Literal["FAILED", "FINISHED"] = "FAILED" if outcome.stop_reason == "failed" else "FINISHED"
     room.tracker.trial_finished(number, status, tags)
-    told = _tell(room, trial, outcome, forward)
-    if told is not None:
-        folder.finish()
-    return told
 
 
 def _tell(
-    room: TrialRoom, trial: optuna.trial.Trial, outcome: TrialOutcome, forward: dict[int, float] | None
+    room: TrialRoom,
+    trial: optuna.trial.Trial,
+    outcome: TrialOutcome,
+    attempt: int,
+    plateau: dict[int, float] | None = None,
 ) -> TrialOutcome | None:
-    attributes: dict[str, Any] = {"stop_reason": outcome.stop_reason}
+    """The fenced tell. `plateau` are reports of steps that the trial did not run. None when the trial was lost."""
+    attributes: dict[str, Any] = {"stop_reason": outcome.stop_reason, "attempt": attempt}
     if outcome.best_epoch is not None:
         attributes["best_epoch"] = outcome.best_epoch
     if outcome.error is not None:
@@ -139,7 +149,7 @@ def _tell(
         trial._trial_id,
         STATES[outcome.stop_reason],
         None if outcome.stop_reason == "failed" else outcome.value,
-        intermediate=forward or {},
+        intermediate=plateau or {},
         user_attrs=attributes,
         constraints={outcome.stop_reason: 1.0} if outcome.stop_reason in INFEASIBLE else {},
     )

@@ -35,10 +35,19 @@ def _show_in(log: TextIO) -> Callable[..., None]:
     return show
 
 
+class _Log(io.TextIOWrapper):
+    """A text file that loses what does not fit on the disk, instead of failing the trial that prints."""
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            super().write(text)
+        return len(text)
+
+
 def _opened(path: Path) -> TextIO:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return path.open("a", encoding="utf-8", buffering=1)
+        return _Log(path.open("ab", buffering=0), encoding="utf-8", write_through=True)
     except OSError as error:
         warnings.warn(f"{path} cannot be written ({error.strerror}): the trial has no log", stacklevel=3)
         return io.StringIO()

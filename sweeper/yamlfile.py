@@ -49,6 +49,8 @@ class YamlFile:
         for key in path:
             if not isinstance(node, CommentedMap | CommentedSeq) or not _has(node, key):
                 break
+            if not node.lc.data or key not in node.lc.data:
+                break  # it came in by a merge key: its own line is elsewhere
             line = node.lc.data[key][0] + 1
             node = node[key]
         return line

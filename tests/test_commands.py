@@ -243,6 +243,38 @@ def test_a_changed_file_is_refused_with_the_difference(ran: Path, old: str, new:
     assert as_json(ran, "status") == before
 
 
+def test_best_shows_what_was_run_not_what_the_file_says_now(ran: Path) -> None:
+    changed = STUDY.replace("max_epochs: 4", "max_epochs: 4, weight_decay: 0.5, optimizer: sgd")
+    (ran / "changed.yaml").write_text(changed)
+    assert sweep(ran, "best", "changed.yaml").stdout == sweep(ran, "best", "study.yaml").stdout
+
+
+def test_a_new_study_of_an_old_name_takes_nothing_from_it(tmp_path: Path) -> None:
+    """The study's database was deleted, its checkpoints and MLflow were not."""
+    (tmp_path / "study.yaml").write_text(STUDY.replace("trials: 3", "trials: 1"))
+    assert sweep(tmp_path, "run", "study.yaml").returncode == 0
+    first = as_json(tmp_path, "best")
+    (tmp_path / "mlruns/optuna.db").unlink()
+    other = STUDY.replace("trials: 3", "trials: 1").replace("low: 1e-3, high: 1e-1", "low: 1e-7, high: 1e-6")
+    (tmp_path / "study.yaml").write_text(other)
+    assert sweep(tmp_path, "run", "study.yaml").returncode == 0
+    second = as_json(tmp_path, "best")
+    assert second["value"] < first["value"]
+    assert second["checkpoint"] != first["checkpoint"]
+    assert second["mlflow_run_id"] != first["mlflow_run_id"]
+    assert "goes on" not in sweep(tmp_path, "logs", "study.yaml", "0").stdout
+
+
+def test_a_reader_that_leaves_does_not_stop_the_study(tmp_path: Path) -> None:
+    (tmp_path / "study.yaml").write_text(STUDY)
+    command = f"{sys.executable} -m sweeper.cli run study.yaml | head -n 1"
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.startswith("small: maximize")
+    trials = as_json(tmp_path, "status")["trials"]
+    assert trials["running"] + trials["interrupted"] == 0
+    assert {run.info.status for run in runs(tmp_path).values()} <= {"FINISHED", "KILLED", "FAILED"}
+
+
 def test_another_spelling_of_the_same_file_is_accepted(ran: Path) -> None:
     spelled = (
         STUDY.replace("1e-1", "0.1")
@@ -374,7 +406,7 @@ LONG = (
 
 
 def last_epoch(folder: Path) -> int:
-    names = (path.stem for path in (folder / "mlruns/checkpoints/small/trial-0000").glob("last-*.pt"))
+    names = (path.stem for path in (folder / "mlruns/checkpoints").glob("small-*/trial-0000/last-*.pt"))
     return max((int(name.split("-")[1]) for name in names), default=-1)
 
 

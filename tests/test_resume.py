@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 import signal
 import time
 import traceback
@@ -15,8 +16,10 @@ import optuna
 import pytest
 import torch
 
+import sweeper.space
 from builders import make_spec
-from harness import Ran, run_spec
+from harness import Ran, listed_spec, run_spec
+from sweeper.ownership import Claims
 from sweeper.spec import StudySpec
 from sweeper.training.trial_folder import TrialFolder, open_checkpoint
 
@@ -24,8 +27,8 @@ TIMINGS = ("speed/", "memory/")
 
 
 def start(spec: StudySpec, folder: Path, place: str | None = None) -> int:
-    """Run the study in a process of its own and return its id. It SIGKILLs itself right after the n-th call of a
-    method of the trial folder, `place` being "method:n"."""
+    """Run the study in a process of its own and return its id. It SIGKILLs itself right after the n-th call of
+    something, `place` being "method:n" of the trial folder, or "Owner.method:n" of another of `PLACES`."""
     pid = os.fork()
     if pid:
         return pid
@@ -39,17 +42,21 @@ def start(spec: StudySpec, folder: Path, place: str | None = None) -> int:
         os._exit(1)
 
 
-def _die_after(method: str, count: str) -> None:
-    calls = itertools.count(1)
-    original = getattr(TrialFolder, method)
+PLACES: dict[str, Any] = {"TrialFolder": TrialFolder, "Claims": Claims, "Study": optuna.Study, "space": sweeper.space}
 
-    def then_die(self: TrialFolder, *arguments: Any) -> Any:
-        result = original(self, *arguments)
+
+def _die_after(place: str, count: str) -> None:
+    owner_name, _, name = place.rpartition(".")
+    owner, calls = PLACES[owner_name or "TrialFolder"], itertools.count(1)
+    original = getattr(owner, name)
+
+    def then_die(*arguments: Any, **keywords: Any) -> Any:
+        result = original(*arguments, **keywords)
         if next(calls) == int(count):
             os.kill(os.getpid(), signal.SIGKILL)
         return result
 
-    setattr(TrialFolder, method, then_die)
+    setattr(owner, name, then_die)
 
 
 def run_killed(spec: StudySpec, folder: Path, place: str) -> None:
@@ -308,4 +315,78 @@ def test_a_stopped_process_is_no_dead_one(tmp_path: Path) -> None:
     assert os.waitpid(pid, 0) == (pid, 0)
     ran = run_spec(spec, tmp_path)
     assert ran.states() == ["COMPLETE", "COMPLETE"]
-    assert "attempt" not in ran.trials[0].user_attrs
+    assert ran.trials[0].user_attrs["attempt"] == 1
+
+
+@pytest.mark.parametrize("sampler", ["random", "tpe", "qmc"])
+@pytest.mark.parametrize("count", [1, 2, 4, 5])
+def test_a_kill_between_two_draws_changes_no_point(tmp_path: Path, sampler: str, count: int) -> None:
+    space = {name: {"low": 0.0, "high": 0.5} for name in ("weight_decay", "momentum", "task.label_smoothing")}
+    spec = make_spec(
+        data={"source": "toys:few_digits"}, train={"max_epochs": 1}, search_space=space, sampler={"name": sampler}
+    )
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+    whole = run_spec(spec, tmp_path / "whole")
+    run_killed(spec, tmp_path / "killed", f"space._suggest_one:{count}")
+    resumed = run_spec(spec, tmp_path / "killed")
+    assert [t.params for t in whole.trials] == [t.params for t in resumed.trials]
+    assert len({value for t in resumed.trials for value in t.params.values()}) == 6
+
+
+@pytest.mark.parametrize("every_epochs", [1, 3])
+@pytest.mark.parametrize(
+    "pruner",
+    [
+        pytest.param({"name": "median", "params": {"n_startup_trials": 1}}, id="median"),
+        pytest.param({"name": "successive_halving", "params": {"reduction_factor": 2}}, id="successive-halving"),
+    ],
+)
+def test_a_trial_pruned_before_the_kill_is_pruned_after_it(
+    tmp_path: Path, pruner: dict[str, Any], every_epochs: int
+) -> None:
+    """Killed between the pruner's word and the tell: the same step and value, and the pruner is not asked again."""
+    series = [[3.0, 2.0, 1.9, 1.8, 1.7, 1.6], [2.9, 2.8, 2.7, 2.6, 2.5, 2.4]]
+    spec = listed_spec(series, pruner=pruner, checkpoints={"every_epochs": every_epochs})
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+    whole = run_spec(spec, tmp_path / "whole")
+    assert whole.states() == ["COMPLETE", "PRUNED"]
+    run_killed(spec, tmp_path / "killed", "Claims.set_user_attr:1")
+    resumed = run_spec(spec, tmp_path / "killed")
+    assert [trial_facts(t) for t in whole.trials] == [trial_facts(t) for t in resumed.trials]
+
+
+@pytest.mark.parametrize("place", ["append_record:10", "append_record:11", "append_record:12"])
+def test_redone_validations_ask_the_pruner_nothing_new(tmp_path: Path, place: str) -> None:
+    """Three validations an epoch, a checkpoint every second epoch: several reported ones are redone."""
+    series = [[3.0, 2.0, 1.0] * 2 + [0.9] * 6, [2.9, 2.8, 2.7, 2.6, 2.5, 2.4, 0.95, 0.94, 0.93, 0.92, 0.91, 0.9]]
+    spec = listed_spec(
+        series,
+        train={"max_epochs": 4, "validations_per_epoch": 3, "batch_size": 2},
+        checkpoints={"every_epochs": 2},
+        pruner={"name": "median", "params": {"n_startup_trials": 1, "n_warmup_steps": 6}},
+    )
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+    whole = run_spec(spec, tmp_path / "whole")
+    run_killed(spec, tmp_path / "killed", place)
+    resumed = run_spec(spec, tmp_path / "killed")
+    assert [trial_facts(t) for t in whole.trials] == [trial_facts(t) for t in resumed.trials]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_kill_while_the_study_is_created_does_no_harm(tmp_path: Path, count: int) -> None:
+    spec = trial_spec("sgd", "fp32", train={"max_epochs": 1})
+    run_killed(spec, tmp_path, f"Study.set_user_attr:{count}")
+    assert run_spec(spec, tmp_path).states() == ["COMPLETE"]
+
+
+def test_a_lost_folder_fails_the_trial_and_tries_its_point_again(tmp_path: Path) -> None:
+    spec = trial_spec("adamw", "fp32")
+    run_killed(spec, tmp_path, "save_last:3")
+    shutil.rmtree(tmp_path / "checkpoints/trial-0000")
+    ran = run_spec(spec, tmp_path)
+    assert ran.states() == ["FAIL", "COMPLETE"]
+    assert ran.trials[0].params == ran.trials[1].params
+    assert "values were reported, but the trial's files are gone" in ran.trials[0].user_attrs["error"]

@@ -10,7 +10,16 @@ from pydantic import ValidationError
 
 from builders import make_spec
 from sweeper.errors import SpecError
-from sweeper.space import beyond_limits, field_path, grid_values, highest, suggest, suggestion_order, trial_config
+from sweeper.space import (
+    beyond_limits,
+    field_path,
+    grid_values,
+    highest,
+    largest,
+    suggest,
+    suggestion_order,
+    trial_config,
+)
 from sweeper.spec import ChoicesSpec, RangeSpec
 
 SPACE = {
@@ -64,7 +73,10 @@ def test_conditions_in_a_circle_are_refused() -> None:
     [
         pytest.param(RangeSpec(low=1, high=10, step=4, kind="int"), [1, 5, 9], id="int-step"),
         pytest.param(RangeSpec(low=1, high=3, kind="int"), [1, 2, 3], id="int"),
-        pytest.param(RangeSpec(low=0.1, high=0.3, step=0.1), pytest.approx([0.1, 0.2, 0.3]), id="float-step"),
+        pytest.param(RangeSpec(low=0.1, high=0.3, step=0.1), [0.1, 0.2, 0.3], id="float-step"),
+        pytest.param(RangeSpec(low=0, high=0.9, step=0.3), [0.0, 0.3, 0.6, 0.9], id="thirds"),
+        pytest.param(RangeSpec(low=0.1, high=1.0, step=0.3), [0.1, 0.4, 0.7, 1.0], id="from-a-tenth"),
+        pytest.param(RangeSpec(low=0, high=1.0, step=0.3), [0.0, 0.3, 0.6, 0.9], id="not-whole"),
         pytest.param(ChoicesSpec(choices=[None, True]), [None, True], id="choices"),
         pytest.param(RangeSpec(low=0.1, high=0.3), None, id="continuous"),
         pytest.param(RangeSpec(low=1, high=8, log=True, kind="int"), None, id="log"),
@@ -72,6 +84,27 @@ def test_conditions_in_a_circle_are_refused() -> None:
 )
 def test_the_values_of_a_grid(domain: Any, values: Any) -> None:
     assert grid_values(domain) == values
+
+
+@pytest.mark.parametrize(("low", "high", "step", "values"), [(0, 0.9, 0.3, 4), (0, 1.8, 0.3, 7), (0.1, 1.0, 0.3, 4)])
+def test_every_step_is_drawn_the_last_one_too(low: float, high: float, step: float, values: int) -> None:
+    spec = make_spec(search_space={"weight_decay": {"low": low, "high": high, "step": step}})
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    drawn = {suggest(study.ask(), spec)["weight_decay"] for _ in range(100)}
+    assert len(drawn) == values
+    assert max(drawn) == high  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize(
+    ("space", "value"),
+    [
+        ({}, 2),
+        ({"max_epochs": {"choices": [9, 81]}}, 81),
+        ({"max_epochs": {"low": 2, "high": 10, "step": 3, "kind": "int"}}, 8),
+    ],
+)
+def test_the_largest_value_of_a_field(space: Any, value: int) -> None:
+    assert largest(make_spec(search_space=space), "max_epochs") == value
 
 
 def test_high_is_the_last_step() -> None:

@@ -16,6 +16,7 @@ from sweeper.errors import SpecError, StorageError, StudyChangedError
 from sweeper.study.opening import differences, open_study
 from sweeper.study.running import git_tags
 from sweeper.study.samplers import grid_size, make_pruner, make_sampler, rehearse
+from sweeper.views.preflight import preflight
 
 SERIES = [[5.0], [4.0], [3.0], [3.5], [3.6], [1.0]]
 
@@ -49,12 +50,13 @@ def test_enqueued_points_come_first_and_once(tmp_path: Path) -> None:
     spec = make_spec(
         train={"max_epochs": 1, "batch_size": 512},
         search_space={"lr": {"low": 1e-4, "high": 1.0}, "batch_size": {"choices": [256, 512]}},
-        enqueue=[{"lr": 1, "batch_size": 512}, {"lr": 0.5}],
+        enqueue=[{"lr": 1, "batch_size": 512.0}, {"lr": 0.5}],
         budget={"trials": 3},
     )
     ran = run_spec(spec, tmp_path)
     assert ran.trials[0].params == {"lr": 1.0, "batch_size": 512}
     assert ran.trials[1].params["lr"] == 0.5
+    assert type(ran.trials[0].params["batch_size"]) is int
     assert len(run_spec(spec, tmp_path).trials) == 3
 
 
@@ -106,11 +108,13 @@ def test_hyperband_runs_with_the_length_of_the_study(tmp_path: Path) -> None:
         ("sampler", "tpe", {"seed": 3}, "TPESampler takes no argument 'seed'"),
         ("pruner", "median", {"n_min_trials": 0}, "MedianPruner refuses its arguments"),
         ("pruner", "threshold", {}, "ThresholdPruner refuses its arguments"),
+        ("sampler", "tpe", {"gamma": 5}, "refuses its arguments"),
         ("pruner", "hyperband", {"reduction_factor": 1}, "refuses its arguments"),
     ],
 )
 def test_arguments_that_optuna_refuses_are_faults(section: str, name: str, params: dict[str, Any], what: str) -> None:
-    spec = make_spec(**{section: {"name": name, "params": params}})
+    space = {"lr": {"low": 0.1, "high": 1.0}, "momentum": {"low": 0.1, "high": 0.9}}
+    spec = make_spec(search_space=space, **{section: {"name": name, "params": params}})
     with pytest.raises(SpecError, match=what):
         rehearse(spec)
 
@@ -191,3 +195,15 @@ def test_another_kind_of_parameter_is_refused(tmp_path: Path, before: Any, now: 
     with pytest.raises(StudyChangedError, match=rf"search_space\.model\.params\.width\.{changed}: was"):
         open_study(spec(now))
     open_study(spec(before))
+
+
+def test_a_preflight_builds_what_the_extremes_ask_for(tmp_path: Path) -> None:
+    few = {"data": {"source": "toys:few_digits"}, "search_space": {"batch_size": {"choices": [10, 200]}}}
+    preflight(make_spec(**few, train={"validations_per_epoch": 1}), Path(__file__).parent)
+    with pytest.raises(SpecError, match=r"validations_per_epoch \(4\) exceeds the optimizer steps of an epoch \(1\)"):
+        preflight(make_spec(**few, train={"validations_per_epoch": 4}), Path(__file__).parent)
+    with pytest.raises(SpecError, match="fused: is a speed setting"):
+        preflight(make_spec(train={"optimizer_params": {"fused": False}}), Path(__file__).parent)
+    preflight(make_spec(train={"optimizer_params": {"foreach": True}}), Path(__file__).parent)
+    stepped = {"model.params.dropout": {"low": 0.0, "high": 1.0, "step": 0.3}}
+    preflight(make_spec(search_space=stepped), Path(__file__).parent)

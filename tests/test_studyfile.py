@@ -133,8 +133,29 @@ search_space:
         ),
         pytest.param(
             "  optimizer: {choices: [[1, 2]]}",
-            "7: search_space.optimizer.choices: holds a list or a section, which a database cannot keep as one value",
+            "7: search_space.optimizer.choices: holds something that a database cannot keep as one value",
             id="list-as-choice",
+        ),
+        pytest.param(
+            "  lr: {low: 1e-3, high: .inf}", "7: search_space.lr.high: must be a finite number", id="infinite"
+        ),
+        pytest.param(
+            "  lr: {low: .nan, high: 1}", "7: search_space.lr.low: must be a finite number, not nan", id="nan"
+        ),
+        pytest.param(
+            f"  batch_size: {{low: 1, high: 1{'0' * 400}}}",
+            "7: search_space.batch_size.high: must be a finite",
+            id="huge",
+        ),
+        pytest.param(
+            "  optimizer: {choices: [2020-01-01]}",
+            "7: search_space.optimizer.choices: holds something that a database cannot keep as one value",
+            id="a-date",
+        ),
+        pytest.param(
+            "  momentum: {low: 0.1, high: 0.9, when: {optimizer: [[sgd]]}}",
+            "7: search_space.momentum.when.optimizer: cannot be [['sgd']]",
+            id="condition-on-a-list",
         ),
     ],
 )
@@ -270,6 +291,13 @@ def test_the_field_decides_what_a_draw_is(tmp_path: Path, line: str, kind: str) 
 def test_clipping_by_value_replaces_the_default_norm(tmp_path: Path) -> None:
     spec = read(tmp_path, GOOD.replace("max_epochs: 3", "max_grad_value: 0.5")).spec
     assert (spec.train.max_grad_norm, spec.train.max_grad_value) == (None, 0.5)
+
+
+@pytest.mark.parametrize(("sampler", "notices"), [("gp", 1), ("cmaes", 1), ("nsga", 1), ("tpe", 0), ("qmc", 0)])
+def test_a_sampler_that_does_not_see_pruned_trials_is_noticed(tmp_path: Path, sampler: str, notices: int) -> None:
+    file = read(tmp_path, GOOD + f"sampler: {{name: {sampler}}}\n")
+    assert len([n for n in file.notices if f"{sampler} does not look at pruned trials" in n]) == notices
+    assert read(tmp_path, GOOD + f"sampler: {{name: {sampler}}}\npruner: {{name: none}}\n").notices == []
 
 
 def test_the_environment_overrides_the_databases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+from pydantic import ValidationError
 
 from sweeper.errors import StorageError, StudyChangedError
 from sweeper.ownership import open_storage, sqlite_path, storage_lock
-from sweeper.spec import RangeSpec, Scalar, StudySpec
+from sweeper.space import same
+from sweeper.spec import FINGERPRINT_SECTIONS, ChoicesSpec, RangeSpec, Scalar, StudySpec
 from sweeper.study.samplers import make_pruner, make_sampler
 
-FINGERPRINT = "sweeper:fingerprint"
+SPEC = "sweeper:spec"
 THREADS = "sweeper:threads"
 TOKEN = "sweeper:token"
 
@@ -37,60 +39,92 @@ def open_study(spec: StudySpec) -> OpenStudy:
     Raises `StudyChangedError`, with every difference, when a section that makes old and new trials incomparable was
     changed; `StorageError` when the database cannot be used. Safe against others doing the same at once.
     """
-    _make_folder(sqlite_path(spec.storage).parent)
+    make_folder(sqlite_path(spec.storage).parent, "storage: sqlite:///FOLDER/optuna.db")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+    # Built before the study exists: an argument that a sampler refuses must leave nothing behind.
+    sampler, pruner = make_sampler(spec, 0), make_pruner(spec)
     with storage_lock(spec.storage):
-        storage = open_storage(spec.storage)
-        names = [summary.study_name for summary in optuna.get_all_study_summaries(storage=storage)]
-        is_new = spec.study not in names
-        # Checked before the study exists: an argument that a sampler refuses must leave nothing behind.
-        sampler, pruner = make_sampler(spec, 0), make_pruner(spec)
         study = optuna.create_study(
             study_name=spec.study,
-            storage=storage,
+            storage=open_storage(spec.storage),
             direction=spec.objective.direction,
             sampler=sampler,
             pruner=pruner,
             load_if_exists=True,
         )
-        if is_new:
-            threads = len(os.sched_getaffinity(0)) if spec.workers.threads == "auto" else spec.workers.threads
-            study.set_user_attr(FINGERPRINT, json.dumps(spec.fingerprint()))
-            study.set_user_attr(THREADS, threads)
-            study.set_user_attr(TOKEN, uuid.uuid4().hex)
+        if SPEC in study.user_attrs:
+            compare(spec, study)
+        elif study.get_trials(deepcopy=False):
+            raise StorageError(
+                f"The database {spec.storage} holds a study {spec.study!r} that another program made\n"
+                "  Give this study another name, or another database with `storage`."
+            )
         else:
-            _compare(spec, study)
+            _write_facts(spec, study)
         _enqueue(spec, study)
-    threads = study.user_attrs[THREADS]
-    if spec.workers.threads != "auto":
-        threads = spec.workers.threads
+    threads = study.user_attrs[THREADS] if spec.workers.threads == "auto" else spec.workers.threads
     return OpenStudy(study, threads, study.user_attrs[TOKEN])
 
 
-def _make_folder(folder: Path) -> None:
+def _write_facts(spec: StudySpec, study: optuna.Study) -> None:
+    """What stays with the study. The spec comes last: with it the study is begun, without it a kill came before."""
+    threads = _num_cores() if spec.workers.threads == "auto" else spec.workers.threads
+    study.set_user_attr(THREADS, threads)
+    study.set_user_attr(TOKEN, uuid.uuid4().hex)
+    study.set_user_attr(SPEC, spec.model_dump_json(exclude_unset=True))
+
+
+def _num_cores() -> int:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def folder_name(study: str, token: str) -> str:
+    """The folder of a study's checkpoints, or of its spool: never that of another study of the same name, whose
+    database was moved away or stands elsewhere."""
+    return f"{study}-{token[:8]}"
+
+
+def stored_spec(spec: StudySpec, study: optuna.Study) -> StudySpec:
+    """`spec` with the sections that the study was begun with: its trials were drawn and trained by them.
+
+    Raises `StorageError` when this version of the program no longer understands them.
+    """
+    try:
+        begun = StudySpec.model_validate_json(study.user_attrs[SPEC], strict=False)
+    except (KeyError, ValidationError) as error:
+        raise StorageError(
+            f"The study {spec.study!r} in {spec.storage} was not begun by this version of sweeper: {error}\n"
+            "  Give the file another `study` name to begin anew."
+        ) from None
+    return spec.model_copy(update={name: getattr(begun, name) for name in FINGERPRINT_SECTIONS})
+
+
+def make_folder(folder: Path, where: str) -> None:
+    """Raises `StorageError`, which says with `where` how the file names another place."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(
-            f"The database's folder {folder.absolute()} cannot be made: {error.strerror}\n"
-            "  Choose another place with `storage: sqlite:///FOLDER/optuna.db`."
+            f"The folder {folder.absolute()} cannot be made: {error.strerror}\n  Choose another place with `{where}`."
         ) from None
 
 
-def _compare(spec: StudySpec, study: optuna.Study) -> None:
-    stored_text = study.user_attrs.get(FINGERPRINT)
-    if stored_text is None:
-        raise StorageError(
-            f"The database {spec.storage} holds a study {spec.study!r} that another program made\n"
-            "  Give this study another name, or another database with `storage`."
-        )
-    changes = differences(json.loads(stored_text), json.loads(json.dumps(spec.fingerprint())))
+def compare(spec: StudySpec, study: optuna.Study) -> None:
+    """Raises `StudyChangedError` with every difference in the sections that make trials comparable."""
+    changes = differences(_json(stored_spec(spec, study)), _json(spec))
     if changes:
         shown = "\n".join(f"  {name}: was {before}, now {now}" for name, before, now in changes)
         raise StudyChangedError(
             f"The study {spec.study!r} was begun with other settings:\n{shown}\n"
             "  Its trials would not compare. Undo the change, or give the file another `study` name to begin anew."
         )
+
+
+def _json(spec: StudySpec) -> Any:
+    return json.loads(json.dumps(spec.fingerprint()))
 
 
 def differences(before: Any, now: Any, name: str = "") -> list[tuple[str, str, str]]:
@@ -120,6 +154,8 @@ def _enqueue(spec: StudySpec, study: optuna.Study) -> None:
 def _typed(spec: StudySpec, name: str, value: Scalar) -> Scalar:
     """Optuna compares points with their types: 1 is another point than 1.0."""
     domain = spec.search_space[name]
+    if isinstance(domain, ChoicesSpec):
+        return next(choice for choice in domain.choices if same(value, choice))
     if isinstance(domain, RangeSpec) and value is not None:
         return int(value) if domain.kind == "int" else float(value)
     return value

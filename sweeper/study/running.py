@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from sweeper.data import LoadedData
-from sweeper.errors import InterruptedNow
+from sweeper.errors import DatabaseError, InterruptedNow, SweeperError
 from sweeper.ownership import Claims, Owner
 from sweeper.room import Progress, TrialRoom
 from sweeper.spec import StudySpec
-from sweeper.study.opening import OpenStudy, open_study
+from sweeper.study.opening import OpenStudy, folder_name, make_folder, open_study
 from sweeper.study.signals import StopSwitch
 from sweeper.study.worker import Worker, best_number
 from sweeper.studyfile import StudyFile
@@ -28,9 +29,11 @@ CLOSE_S, CLOSE_INTERRUPTED_S = 60.0, 20.0
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a `sweep run` ended. `undelivered` says where the spool lies when MLflow could not be reached."""
+    """How a `sweep run` ended. `error` is why it stopped early, `problems` are MLflow's; `undelivered` says where the
+    spool lies when MLflow could not be reached."""
 
     interrupted: bool
+    error: SweeperError | None
     problems: list[str]
     undelivered: Path | None
 
@@ -38,20 +41,22 @@ class RunResult:
 def run_study(file: StudyFile, data: LoadedData, progress: Progress) -> RunResult:
     """Work on the study until its budget is used up or somebody stops it. The file and data have been checked.
 
-    Raises `TooManyFailuresError`, `StudyChangedError` and other `SweeperError`s.
+    Raises `StudyChangedError` and other `SweeperError`s before anything runs.
     """
     spec = file.spec
     with StopSwitch() as switch:
+        spool = Path(spec.tracking.artifacts).absolute().parent / "spool"
+        make_folder(spool, "tracking: {artifacts: FOLDER/artifacts}")
         opened = open_study(spec)
         set_threads(opened.threads)
-        tracker = Tracker(Path("mlruns/spool") / spec.study, _tracking_settings(spec, opened))
+        tracker = Tracker(spool / folder_name(spec.study, opened.token), _tracking_settings(spec, opened))
         room = TrialRoom(
             spec=spec,
             import_folder=file.path.parent,
             claims=Claims(opened.study._storage, opened.study._study_id, Owner.current()),
             tracker=tracker,
             load=lambda: data,
-            checkpoints=Path(spec.checkpoints.dir) / spec.study,
+            checkpoints=Path(spec.checkpoints.dir) / folder_name(spec.study, opened.token),
             leave_after_epoch=lambda: switch.leaving,
             progress=progress,
         )
@@ -61,32 +66,34 @@ def run_study(file: StudyFile, data: LoadedData, progress: Progress) -> RunResul
 
 
 def _work(opened: OpenStudy, room: TrialRoom, switch: StopSwitch) -> RunResult:
-    status: Status = "FINISHED"
+    status: Status = "FAILED"
+    error: SweeperError | None = None
     interrupted = False
     try:
         Worker(opened, room, leaving=lambda: switch.leaving).work()
-        if switch.leaving:
-            status, interrupted = "KILLED", True
+        interrupted = switch.leaving
+        status = "KILLED" if interrupted else "FINISHED"
     except InterruptedNow:
         status, interrupted = "KILLED", True
-    except BaseException:
-        status = "FAILED"
-        raise
+    except SweeperError as reason:
+        error = reason
     finally:
         delivered = _close(opened, room, status)
-    return RunResult(interrupted, room.tracker.problems(), None if delivered else room.tracker.spool_dir)
+    return RunResult(interrupted, error, room.tracker.problems(), None if delivered else room.tracker.spool_dir)
 
 
 def _close(opened: OpenStudy, room: TrialRoom, status: Status) -> bool:
     """Close the parent run, unless another worker still runs a trial, and wait for what MLflow has not got yet."""
-    others = room.claims.counts().get("RUNNING", 0) - len(room.claims.stale(room.spec.workers.grace_period_s))
-    if others <= 0:
-        room.tracker.study_finished(status, *_result(opened, room))
+    with contextlib.suppress(DatabaseError):  # MLflow is to be closed all the same
+        others = room.claims.counts().get("RUNNING", 0) - len(room.claims.stale(room.spec.workers.grace_period_s))
+        if others <= 0:
+            room.tracker.study_finished(status, *_result(opened, room))
     delivered = room.tracker.close(CLOSE_S if status == "FINISHED" else CLOSE_INTERRUPTED_S)
-    room.store_run_ids()
-    for key, value in zip((EXPERIMENT, PARENT_RUN), room.tracker.parent_ids(), strict=True):
-        if value is not None and opened.study.user_attrs.get(key) != value:
-            opened.study.set_user_attr(key, value)
+    with contextlib.suppress(DatabaseError):
+        room.store_run_ids()
+        for key, value in zip((EXPERIMENT, PARENT_RUN), room.tracker.parent_ids(), strict=True):
+            if value is not None and opened.study.user_attrs.get(key) != value:
+                opened.study.set_user_attr(key, value)
     return delivered
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import hashlib
 import inspect
 import math
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import optuna
+from optuna.distributions import BaseDistribution
 from optuna.pruners import (
     BasePruner,
     HyperbandPruner,
@@ -28,9 +32,10 @@ from optuna.samplers import (
     RandomSampler,
     TPESampler,
 )
+from optuna.trial import FrozenTrial
 
 from sweeper.errors import SpecError
-from sweeper.space import grid_values, suggest
+from sweeper.space import grid_values, largest, suggest
 from sweeper.spec import StudySpec, derive_seed
 
 SAMPLERS: dict[str, type[BaseSampler]] = {
@@ -52,14 +57,50 @@ PRUNERS: dict[str, type[BasePruner]] = {
 }
 
 
+class Keyed(BaseSampler):
+    """A sampler whose every independent draw has a seed of its own, from (study seed, trial number, name).
+
+    A trial that is killed between two draws then goes on with the draws it would have had: those that are stored no
+    longer move the stream of the others. What is drawn jointly is drawn at once, from (study seed, trial number).
+    """
+
+    def __init__(self, spec: StudySpec, number: int) -> None:
+        self.spec, self.number = spec, number
+        self.joint = _plain_sampler(spec, derive_seed(spec.sampler.seed, number))
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        return self.joint.infer_relative_search_space(study, trial)
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        return self.joint.sample_relative(study, trial, search_space)
+
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        key = int.from_bytes(hashlib.sha256(param_name.encode()).digest()[:7], "big")
+        single = _plain_sampler(self.spec, derive_seed(self.spec.sampler.seed, self.number, key))
+        return single.sample_independent(study, trial, param_name, param_distribution)
+
+    def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
+        self.joint.before_trial(study, trial)
+
+
 def make_sampler(spec: StudySpec, number: int) -> BaseSampler:
     """The sampler for trial `number`, seeded from the study's seed and the number alone.
 
     So a resumed study proposes what an uninterrupted one would, and no two trials draw from one stream.
     Raises `SpecError` for an argument that the class does not take or refuses.
     """
+    if spec.sampler.name == "grid":
+        return _plain_sampler(spec, spec.sampler.seed)
+    return Keyed(spec, number)
+
+
+def _plain_sampler(spec: StudySpec, key: int) -> BaseSampler:
     name, kind = spec.sampler.name, SAMPLERS[spec.sampler.name]
-    seed = derive_seed(spec.sampler.seed, number) % 2**32
+    seed = key % 2**32
     arguments: dict[str, Any] = {"seed": seed}
     if name == "tpe" and any(domain.when for domain in spec.search_space.values()):
         # Conditions split the space; without groups a conditional parameter is drawn apart from all others.
@@ -89,29 +130,40 @@ def make_pruner(spec: StudySpec) -> BasePruner:
         arguments = {"percentile": 25.0}
     elif name == "hyperband":
         # "auto" would wait for a complete trial; the longest one is known from the start.
-        arguments = {"max_resource": spec.train.max_epochs * spec.train.validations_per_epoch}
+        arguments = {"max_resource": largest(spec, "max_epochs") * spec.train.validations_per_epoch}
     elif name == "successive_halving":
         arguments = {"min_resource": 1}
     return _built("pruner", PRUNERS[name], spec.pruner.params, arguments, reserved=())
 
 
 def rehearse(spec: StudySpec) -> None:
-    """Draw, report and ask the pruner once, in memory: some arguments are looked at only then.
+    """Run a study of made-up values in memory, past the sampler's random start: some arguments are looked at only then.
 
     Raises `SpecError` as `make_sampler` and `make_pruner` do.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(sampler=make_sampler(spec, 0), pruner=make_pruner(spec))
-    try:
-        for value in (0.0, 1.0):
+    for number in range(2 if spec.sampler.name == "gp" else REHEARSED):  # gp fits a model each time
+        with _blamed_on("sampler"):
             trial = study.ask()
             suggest(trial, spec)
-            trial.report(value, 0)
+        with _blamed_on("pruner"):
+            trial.report(float(number), 0)
             trial.should_prune()
-            study._storage.set_trial_state_values(trial._trial_id, optuna.trial.TrialState.COMPLETE, [value])
+        study._storage.set_trial_state_values(trial._trial_id, optuna.trial.TrialState.COMPLETE, [float(number)])
+
+
+# Optuna's samplers draw their first 10 points at random.
+REHEARSED = 12
+
+
+@contextlib.contextmanager
+def _blamed_on(section: str) -> Iterator[None]:
+    try:
+        yield
     except (TypeError, ValueError, ArithmeticError) as error:
-        what = "the sampler or pruner refuses its arguments"
-        raise SpecError(("pruner" if spec.pruner.params else "sampler", "params"), what, f"It says: {error}") from None
+        what = f"the {section} refuses its arguments"
+        raise SpecError((section, "params"), what, f"It says: {error}") from None
 
 
 def _built(

@@ -87,9 +87,8 @@ class Worker:
         claims, attributes = self.room.claims, trial.user_attrs
         attempt = attributes.get("attempt", 1) + 1
         reached = self.room.folder(trial.number).last_epoch()
-        same_place = "resumed_from" in attributes and attributes["resumed_from"] == reached
-        died = stale.reason != "released"
-        deaths = (attributes.get("deaths", 0) if same_place else 0) + died
+        died_here = stale.reason != "released" and attributes.get("resumed_from") == reached
+        deaths = attributes.get("deaths", 0) + 1 if died_here else 0
         for key, value in (("attempt", attempt), ("resumed_from", reached), ("deaths", deaths)):
             claims.set_user_attr(stale.trial_id, key, value)
         if deaths >= self.room.spec.workers.max_attempts:

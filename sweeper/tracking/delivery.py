@@ -63,7 +63,6 @@ class Delivery:
             "study_finished": self._study_finished,
             "trial_started": self._trial_started,
             "trial_record": self._trial_record,
-            "trial_tags": self._trial_tags,
             "trial_finished": self._trial_finished,
             "artifact": self._artifact,
         }
@@ -142,9 +141,6 @@ class Delivery:
         metrics = [Metric(name, value, timestamp_ms, step) for name, value in record["metrics"].items()]
         run_id = self._run_id(event["number"], event["at_ms"])
         self._log(run_id, metrics=metrics, tags=nonfinite_tags(record["metrics"], step))
-
-    def _trial_tags(self, event: Event) -> None:
-        self._log(self._run_id(event["number"], event["at_ms"]), tags=event["tags"])
 
     def _trial_finished(self, event: Event) -> None:
         number = event["number"]

@@ -95,9 +95,6 @@ class Tracker:
     def trial_record(self, number: int, record: EpochRecord) -> None:
         self._append("trial_record", number=number, record=record.to_json())
 
-    def trial_tags(self, number: int, tags: Mapping[str, Any]) -> None:
-        self._append("trial_tags", number=number, tags=_texts(tags))
-
     def trial_artifact(self, number: int, path: Path, name: str) -> None:
         """`name` may hold folders: `best/best.pt`."""
         self._append("artifact", number=number, path=os.path.abspath(path), name=name)

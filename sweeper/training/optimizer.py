@@ -86,6 +86,10 @@ def build_optimizer(model: nn.Module, train: TrainSpec, fused: bool) -> torch.op
     """Raises `SpecError` for an argument that the optimizer does not take or refuses."""
     kind = optimizer_class(train.optimizer)
     accepted = inspect.signature(kind).parameters
+    if "fused" in train.optimizer_params:
+        raise SpecError(
+            ("train", "optimizer_params", "fused"), "is a speed setting", "Write it as `speed: {fused: ...}`."
+        )
     for key in train.optimizer_params:
         if key not in accepted or key in ("params", "lr"):
             near = difflib.get_close_matches(key, accepted, n=1)
@@ -102,7 +106,7 @@ def build_optimizer(model: nn.Module, train: TrainSpec, fused: bool) -> torch.op
         arguments["fused"] = True
     try:
         return kind(groups, **arguments)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         raise SpecError(
             ("train", "optimizer"), f"{kind.__name__} refuses its arguments", f"It says: {error}."
         ) from None
@@ -114,8 +118,10 @@ def can_mask(train: TrainSpec, device: torch.device) -> bool:
     SGD with dampening treats its first step apart, and forgets to when that step was skipped: it reads the flag.
     """
     kind = optimizer_class(train.optimizer)
-    damped = kind is torch.optim.SGD and train.optimizer_params.get("dampening", 0) != 0
-    return kind in MASKING and device.type in ("cpu", "cuda") and not damped
+    params = train.optimizer_params
+    damped = kind is torch.optim.SGD and params.get("dampening", 0) != 0
+    other_kernel = any(params.get(key) for key in ("foreach", "capturable", "differentiable"))
+    return kind in MASKING and device.type in ("cpu", "cuda") and not damped and not other_kernel
 
 
 def _start_momentum(optimizer: torch.optim.Optimizer) -> None:

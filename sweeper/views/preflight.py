@@ -11,14 +11,15 @@ from sweeper.data import LoadedData, load_data
 from sweeper.errors import SpecError
 from sweeper.imports import add_import_folder, is_import_path
 from sweeper.models import build_model
-from sweeper.space import is_active, suggestion_order, trial_config
+from sweeper.space import highest, is_active, suggestion_order, trial_config
 from sweeper.spec import ChoicesSpec, Scalar, StudySpec, TrialConfig
 from sweeper.study.samplers import rehearse
 from sweeper.tasks import build_task
 from sweeper.tracking import check_tracking
-from sweeper.training.optimizer import build_optimizer
+from sweeper.training.optimizer import build_optimizer, can_mask
 from sweeper.training.precision import resolve_device, resolve_precision
 from sweeper.training.session import check_monitor, on_no_device
+from sweeper.training.windows import Windows, validation_steps
 
 
 def preflight(spec: StudySpec, import_folder: Path) -> LoadedData:
@@ -35,10 +36,22 @@ def preflight(spec: StudySpec, import_folder: Path) -> LoadedData:
         resolve_precision(config.train.precision, device)
         task = build_task(config.task, data.info)
         check_monitor(config, task)
+        _check_validations(config, len(data.splits.train))
         with on_no_device(unless=is_import_path(config.model.name)):
             model = build_model(config.model, task.info)
-            build_optimizer(model, config.train, fused=False)
+            build_optimizer(
+                model, config.train, fused=config.speed.fused is not False and can_mask(config.train, device)
+            )
     return data
+
+
+def _check_validations(config: TrialConfig, num_samples: int) -> None:
+    windows = Windows(num_samples, config.train.batch_size, config.train.accumulation_steps)
+    try:
+        validation_steps(windows.steps_per_epoch, config.train.validations_per_epoch)
+    except ValueError as error:
+        todo = f"That is with batch_size {config.train.batch_size} and {config.train.accumulation_steps} accumulated."
+        raise SpecError(("train", "validations_per_epoch"), str(error), todo) from None
 
 
 def corner_configs(spec: StudySpec) -> Iterator[TrialConfig]:
@@ -59,7 +72,7 @@ def _ends(spec: StudySpec, name: str) -> list[Scalar]:
     domain = spec.search_space[name]
     if isinstance(domain, ChoicesSpec):
         return list(domain.choices)
-    ends: list[Scalar] = [domain.low, domain.high]
+    ends: list[Scalar] = [domain.low, highest(domain)]
     return [int(end) for end in ends if end is not None] if domain.kind == "int" else ends
 
 

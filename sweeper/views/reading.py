@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from optuna.trial import FrozenTrial, TrialState
 from sweeper.errors import StorageError, SweeperError
 from sweeper.ownership import Claims, Owner, open_storage, sqlite_path
 from sweeper.spec import StudySpec
+from sweeper.study.opening import TOKEN, folder_name, stored_spec
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ class StoredStudy:
         raise SweeperError(f"There is no trial {number} in the study {self.spec.study!r}\n  Its trials: {known}.")
 
     def folder(self, number: int) -> Path:
-        return Path(self.spec.checkpoints.dir) / self.spec.study / f"trial-{number:04d}"
+        study = folder_name(self.spec.study, self.study.user_attrs[TOKEN])
+        return Path(self.spec.checkpoints.dir) / study / f"trial-{number:04d}"
 
     def state(self, trial: FrozenTrial) -> str:
         """One of complete, pruned, failed, running, interrupted, waiting."""
@@ -51,7 +54,7 @@ class StoredStudy:
 
     def last_activity(self) -> str | None:
         """The time, in UTC and ISO 8601, of the latest start, heartbeat or end of a trial."""
-        with sqlite3.connect(f"file:{sqlite_path(self.spec.storage)}?mode=ro", uri=True) as database:
+        with closing(_open_to_read(sqlite_path(self.spec.storage))) as database:
             row = database.execute(_LAST_ACTIVITY, {"study": self.study._study_id}).fetchone()
         return f"{row[0].split('.')[0].replace(' ', 'T')}+00:00" if row and row[0] else None
 
@@ -66,7 +69,10 @@ _LAST_ACTIVITY = """
 
 
 def read_study(spec: StudySpec) -> StoredStudy:
-    """Raises `StorageError`, naming the absolute path, when the database or the study in it does not exist."""
+    """The study as it was begun: what the file says otherwise by now has not been run.
+
+    Raises `StorageError`, naming the absolute path, when the database or the study in it does not exist.
+    """
     path = sqlite_path(spec.storage).absolute()
     todo = "  `sweep run STUDY.yaml` creates it. Paths are relative to the working directory."
     if not path.exists():
@@ -78,15 +84,20 @@ def read_study(spec: StudySpec) -> StoredStudy:
         study = optuna.load_study(study_name=spec.study, storage=open_storage(spec.storage))
     except KeyError:
         raise StorageError(f"There is no study {spec.study!r} in {path}\n{todo}") from None
+    spec = stored_spec(spec, study)
     claims = Claims(study._storage, study._study_id, Owner.current())
     trials = study.get_trials(deepcopy=False)
     interrupted = {stale.number for stale in claims.stale(spec.workers.grace_period_s)}
     return StoredStudy(spec, study, trials, interrupted)
 
 
+def _open_to_read(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+
+
 def _is_optuna(path: Path) -> bool:
     try:
-        with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as database:
+        with closing(_open_to_read(path)) as database:
             rows = database.execute("SELECT name FROM sqlite_master WHERE name IN ('studies', 'trials')").fetchall()
     except sqlite3.DatabaseError:
         return False
