@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import optuna
-
-from sweeper.ownership import Claims, storage_lock
+from sweeper.ownership import Claims
 from sweeper.records import EpochRecord, TrialOutcome
 from sweeper.spec import StudySpec, TrialConfig
 from sweeper.tracking import Tracker
@@ -51,11 +49,6 @@ class TrialRoom:
         """Keep the ids of runs that tracking has opened meanwhile with their trials, ended or not."""
         for number, run_id in self.tracker.new_run_ids().items():
             self.claims.set_user_attr(self.claims.trial_id(number), "mlflow_run_id", run_id)
-
-    def enqueue_again(self, trial: optuna.trial.Trial) -> None:
-        """Have the point of a trial that lost its checkpoint tried once more."""
-        with storage_lock(self.spec.storage):
-            trial.study.enqueue_trial(trial.params)
 
 
 class LeftEarly(Exception):

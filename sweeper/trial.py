@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from sweeper.attempt import Attempt
 from sweeper.errors import CheckpointError, DatabaseError, DivergedError, LostTrialError, SweeperError
-from sweeper.ownership import Renewal
+from sweeper.ownership import Renewal, storage_lock
 from sweeper.records import StopReason, TrialOutcome
 from sweeper.room import LeftEarly, TrialRoom
 from sweeper.space import beyond_limits, suggest, trial_config
@@ -89,7 +89,8 @@ def _trained(room: TrialRoom, trial: optuna.trial.Trial, config: TrialConfig, at
     if told is not None:
         folder.finish()
         if run.checkpoint_lost:
-            room.enqueue_again(trial)
+            with storage_lock(room.spec.storage):
+                trial.study.enqueue_trial(trial.params)
     return told
 
 

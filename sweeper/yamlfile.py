@@ -104,4 +104,8 @@ def as_written(value: Any) -> str:
         return "null"
     if isinstance(value, float) and math.isfinite(value):
         return f"{value:g}"
-    return repr(value)
+    text = repr(value)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
+
+
+LONGEST_SHOWN = 60

@@ -134,7 +134,7 @@ def test_samplers_draw_from_the_seed_and_the_number_alone(name: str) -> None:
 
 def test_a_study_of_another_program_is_refused(tmp_path: Path) -> None:
     spec = make_spec(storage=f"sqlite:///{tmp_path}/optuna.db")
-    optuna.create_study(study_name="toy", storage=spec.storage)
+    optuna.create_study(study_name="toy", storage=spec.storage).ask()
     with pytest.raises(StorageError, match="that another program made"):
         open_study(spec)
 

@@ -57,6 +57,9 @@ PRUNERS: dict[str, type[BasePruner]] = {
 }
 
 
+JOINT = "sweeper:joint"
+
+
 class Keyed(BaseSampler):
     """A sampler whose every independent draw has a seed of its own, from (study seed, trial number, name).
 
@@ -74,7 +77,14 @@ class Keyed(BaseSampler):
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        return self.joint.sample_relative(study, trial, search_space)
+        if self.spec.sampler.name != "qmc":
+            return self.joint.sample_relative(study, trial, search_space)
+        # Each call takes the next point of the sequence: a trial keeps its own, for when it is killed before its draws.
+        if JOINT not in trial.system_attrs:
+            drawn = self.joint.sample_relative(study, trial, search_space)
+            study._storage.set_trial_system_attr(trial._trial_id, JOINT, drawn)
+            return drawn
+        return trial.system_attrs[JOINT]
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution

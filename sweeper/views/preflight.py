@@ -59,13 +59,15 @@ def corner_configs(spec: StudySpec) -> Iterator[TrialConfig]:
     order = suggestion_order(spec.search_space)
     ends = {name: _ends(spec, name) for name in order}
     base = {name: values[0] for name, values in ends.items()}
-    seen: list[dict[str, Scalar]] = []
+    first = _active_part(spec, order, base)
+    yield _checked_config(spec, first, first)
+    seen = [first]
     for name in order:
         for value in ends[name]:
             point = _active_part(spec, order, {**base, name: value})
             if point not in seen:
                 seen.append(point)
-                yield _checked_config(spec, point, name, value)
+                yield _checked_config(spec, point, {name: value})
 
 
 def _ends(spec: StudySpec, name: str) -> list[Scalar]:
@@ -84,9 +86,12 @@ def _active_part(spec: StudySpec, order: list[str], point: dict[str, Scalar]) ->
     return drawn
 
 
-def _checked_config(spec: StudySpec, point: dict[str, Scalar], name: str, value: Scalar) -> TrialConfig:
+def _checked_config(spec: StudySpec, point: dict[str, Scalar], news: dict[str, Scalar]) -> TrialConfig:
+    """`news` is the part of the point that was not tried before, and so is to blame."""
     try:
         return trial_config(spec, 0, point)
     except ValidationError as error:
         what, _, todo = str(error.errors()[0]["msg"]).removeprefix("Value error, ").partition(" | ")
-        raise SpecError(("search_space", name), f"{value!r} cannot be used: {what}", todo or "Remove it.") from None
+        values = ", ".join(f"{name} {value!r}" for name, value in news.items())
+        where = ("search_space", *list(news)[:1]) if len(news) == 1 else ("search_space",)
+        raise SpecError(where, f"{values} cannot be used: {what}", todo or "Remove it.") from None
