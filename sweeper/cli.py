@@ -197,6 +197,7 @@ def _read(path: Path) -> StudyFile:
     from sweeper.studyfile import read_study_file
 
     file = read_study_file(path)
+    file.spec = file.spec.with_absolute_paths()
     for notice in file.notices:
         click.echo(f"note: {notice}", err=True)
     return file

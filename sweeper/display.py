@@ -84,7 +84,7 @@ class RunDisplay:
         epoch = "" if outcome.best_epoch is None else f" at epoch {outcome.best_epoch}"
         line = f"trial {number:>4}  {outcome.stop_reason:<14} best {_number(outcome.value)}{epoch}"
         if outcome.stop_reason in ("failed", "outside_limits") and outcome.error:
-            line += f"  {outcome.error.strip().splitlines()[-1]}"
+            line += f"  {outcome.summary}"
         if outcome.value is not None and outcome.stop_reason in ("max_epochs", "early_stopped", "time_limit"):
             self.ended.append((outcome.value, number, outcome.stop_reason))
         if self._live is None or outcome.stop_reason == "failed":

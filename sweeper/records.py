@@ -55,6 +55,12 @@ class TrialOutcome:
     best_epoch: int | None = None
     error: str | None = None
 
+    @property
+    def summary(self) -> str:
+        """The error in one line: the last one of a traceback, the first one of a sentence with advice."""
+        lines = (self.error or "").strip().splitlines() or [""]
+        return lines[-1] if lines[0].startswith("Traceback") else lines[0]
+
 
 @dataclass(frozen=True)
 class DataInfo:

@@ -27,7 +27,7 @@ class SpaceReader:
         self.notices: list[tuple[KeyPath, str]] = []
         self.domains: dict[str, Domain] = {}
         raw = values.get("search_space")
-        if raw is None:
+        if "search_space" not in values:
             return
         if not isinstance(raw, dict) or not raw:
             self._fault((), "holds no parameter", "Write at least one, as in `lr: {low: 1e-4, high: 1e-1, log: true}`.")
@@ -180,7 +180,7 @@ class SpaceReader:
         try:
             place(section, path[1:], value)
         except (TypeError, AttributeError):
-            return None  # the section itself is wrong, and is reported as such
+            return "a key above it holds a value, not a section", "Name a key that the file may hold."
         try:
             SECTIONS[path[0]].model_validate({"name": "mlp", **section} if path[0] == "model" else section)
         except ValidationError as error:

@@ -7,6 +7,7 @@ once. Values are strict: a text is never taken for a number, a boolean never for
 from __future__ import annotations
 
 import math
+import os
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -138,7 +139,7 @@ class TrainSpec(Section):
     lr_base_batch: PositiveInt = 256
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     init_scale: PositiveFloat = 65536.0
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda|cuda:\d+)$")] = "auto"
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda|cuda:\d{1,3})$")] = "auto"
     seed: CountInt = 0
     deterministic: bool = False
     validations_per_epoch: PositiveInt = 1
@@ -289,6 +290,20 @@ class StudySpec(Section):
     checkpoints: CheckpointsSpec = CheckpointsSpec()
     speed: SpeedSpec = SpeedSpec()
     workers: WorkersSpec = WorkersSpec()
+
+    def with_absolute_paths(self) -> StudySpec:
+        """So that a later change of the working directory, by the user's code, moves nothing."""
+        prefix, artifacts = "sqlite:///", os.path.abspath(self.tracking.artifacts)
+        tracking = {"artifacts": artifacts, "uri": self.tracking.uri}
+        if self.tracking.uri.startswith(prefix):
+            tracking["uri"] = prefix + os.path.abspath(self.tracking.uri.removeprefix(prefix))
+        return self.model_copy(
+            update={
+                "storage": prefix + os.path.abspath(self.storage.removeprefix(prefix)),
+                "tracking": self.tracking.model_copy(update=tracking),
+                "checkpoints": self.checkpoints.model_copy(update={"dir": os.path.abspath(self.checkpoints.dir)}),
+            }
+        )
 
     def fingerprint(self) -> dict[str, Any]:
         """The sections that must not change between two runs of one study, as JSON values."""

@@ -13,7 +13,14 @@ import optuna
 from pydantic import ValidationError
 
 from sweeper.attempt import Attempt
-from sweeper.errors import CheckpointError, DatabaseError, DivergedError, LostTrialError, SweeperError
+from sweeper.errors import (
+    CheckpointError,
+    DatabaseError,
+    DivergedError,
+    InterruptedNow,
+    LostTrialError,
+    SweeperError,
+)
 from sweeper.ownership import Renewal, storage_lock
 from sweeper.records import StopReason, TrialOutcome
 from sweeper.room import LeftEarly, TrialRoom
@@ -106,11 +113,12 @@ def _guarded(run: Attempt) -> TrialOutcome:
     except CheckpointError as error:
         run.checkpoint_lost = True
         return run.outcome("failed", f"{error}\nIts parameters are enqueued again.")
-    except (LostTrialError, LeftEarly, DatabaseError):
+    except (LostTrialError, LeftEarly, DatabaseError, InterruptedNow):
         raise
-    except Exception as error:
+    except BaseException as error:  # `sys.exit()` in the user's code ends its trial, not the study
         reason: StopReason = "out_of_memory" if is_out_of_memory(error) else "failed"
-        return run.outcome(reason, str(error) if isinstance(error, SweeperError) else traceback.format_exc())
+        text = str(error) if isinstance(error, SweeperError) else traceback.format_exc()
+        return run.outcome(reason, text.encode("utf-8", "backslashreplace").decode())
     finally:
         run.close()
         release_memory()
@@ -127,8 +135,8 @@ def _hand_over(room: TrialRoom, number: int, outcome: TrialOutcome, folder: Tria
             example.write_text(LOAD_EXAMPLE.format(study=room.spec.study, number=number), encoding="utf-8")
             room.tracker.trial_artifact(number, example, "best/load_best.py")
     tags = {"stop_reason": outcome.stop_reason, "best_epoch": str(outcome.best_epoch)}
-    if outcome.error:
-        tags["error"] = outcome.error.strip().splitlines()[-1]
+    if outcome.summary:
+        tags["error"] = outcome.summary
     status: Literal["FAILED", "FINISHED"] = "FAILED" if outcome.stop_reason == "failed" else "FINISHED"
     room.tracker.trial_finished(number, status, tags)
 

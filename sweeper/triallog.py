@@ -47,7 +47,7 @@ class _Log(io.TextIOWrapper):
 def _opened(path: Path) -> TextIO:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return _Log(path.open("ab", buffering=0), encoding="utf-8", write_through=True)
+        return _Log(path.open("ab", buffering=0), encoding="utf-8", errors="backslashreplace", write_through=True)
     except OSError as error:
         warnings.warn(f"{path} cannot be written ({error.strerror}): the trial has no log", stacklevel=3)
         return io.StringIO()

@@ -22,8 +22,12 @@ class YamlFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.text = _read_text(path)
-        self._tree = self._parse()
-        self.values: dict[str, Any] = plain(self._tree) if self._tree is not None else {}
+        try:
+            self._tree = self._parse()
+            self.values: dict[str, Any] = plain(self._tree) if self._tree is not None else {}
+        except (RecursionError, ValueError, AttributeError, TypeError) as error:
+            # Aliases that hold themselves, thousands of brackets, numbers of thousands of digits.
+            raise StudyFileError(f"{path}:1: cannot be read as a study: {error}\n  Write it more simply.", []) from None
 
     def _parse(self) -> Any:
         try:

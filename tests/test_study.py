@@ -207,3 +207,10 @@ def test_a_preflight_builds_what_the_extremes_ask_for(tmp_path: Path) -> None:
     preflight(make_spec(train={"optimizer_params": {"foreach": True}}), Path(__file__).parent)
     stepped = {"model.params.dropout": {"low": 0.0, "high": 1.0, "step": 0.3}}
     preflight(make_spec(search_space=stepped), Path(__file__).parent)
+
+
+@pytest.mark.parametrize(("error", "kind"), [("exit", "SystemExit"), ("surrogate", "ValueError")])
+def test_the_users_errors_are_faults_of_the_file_before_anything_runs(error: str, kind: str) -> None:
+    spec = make_spec(model={"name": "toys:raising_model", "params": {"error": error, "built": True}})
+    with pytest.raises(SpecError, match=rf"model\.name: 'toys:raising_model' raised {kind}"):
+        preflight(spec, Path(__file__).parent)

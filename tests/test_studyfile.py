@@ -232,6 +232,12 @@ def test_a_bad_range_is_named_with_its_line(tmp_path: Path, line: str, fault: st
             id="twice",
         ),
         pytest.param("study: toy", "study: [", "", id="no-yaml"),
+        pytest.param(
+            GOOD[GOOD.index("search_space") :],
+            "search_space:\nbudget: {trials: 1}\n",
+            "6: search_space: holds no",
+            id="empty-space",
+        ),
         pytest.param("study: toy", "on: 1\nstudy: toy", "1: on: unknown key", id="on-as-a-key"),
     ],
 )
@@ -316,6 +322,9 @@ def test_the_environment_overrides_the_databases(tmp_path: Path, monkeypatch: py
         pytest.param(b"\xff\xfe", "is not UTF-8 text", id="not-text"),
         pytest.param(b"- a\n", "a study file holds keys and values, this one holds list", id="a-list"),
         pytest.param(b"", "study: is missing", id="empty"),
+        pytest.param(b"[" * 3000, "cannot be read as a study", id="nested-without-end"),
+        pytest.param(b"a: &a {<<: *a}\n", "cannot be read as a study|this is not YAML", id="a-merge-of-itself"),
+        pytest.param(b"study: 1" + b"0" * 6000, "cannot be read as a study", id="a-number-without-end"),
     ],
 )
 def test_a_file_that_is_no_study_is_explained(tmp_path: Path, content: bytes | None, sentence: str) -> None:

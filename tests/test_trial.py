@@ -6,12 +6,14 @@ import math
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 from optuna.trial import TrialState
 
 from builders import make_spec
 from harness import listed_spec, run_spec
 from sweeper.errors import SweeperError, TooManyFailuresError
+from sweeper.records import TrialOutcome
 
 NAN, INF = math.nan, math.inf
 
@@ -239,3 +241,31 @@ def test_a_time_limit_after_a_validation_is_complete(tmp_path: Path) -> None:
     ran = run_spec(spec, tmp_path)
     assert (ran.states(), ran.reasons()) == (["COMPLETE"], ["time_limit"])
     assert ran.trials[0].value == max(r.metrics["val_accuracy"] for r in ran.tracker.records[0])
+
+
+@pytest.mark.parametrize("error", ["exit", "interrupt", "base", "surrogate", "unspeakable"])
+def test_whatever_the_users_code_raises_ends_its_trial_alone(tmp_path: Path, error: str) -> None:
+    spec = make_spec(
+        model={"name": "toys:raising_model", "params": {"error": error}},
+        train={"max_epochs": 1},
+        search_space={"lr": {"low": 1e-4, "high": 1e-2}},
+        budget={"trials": 1, "max_failures": 1},
+    )
+    with pytest.raises(TooManyFailuresError):
+        run_spec(spec, tmp_path)
+    trials = optuna.load_study(study_name="toy", storage=f"sqlite:///{tmp_path}/optuna.db").trials
+    assert [t.state for t in trials] == [TrialState.FAIL] * 2
+    assert "raise self.error" in trials[0].user_attrs["error"]
+    assert "Traceback" in (tmp_path / "checkpoints/trial-0000/trial.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("error", "summary"),
+    [
+        pytest.param("Traceback (most recent call last):\n  here\nValueError: no", "ValueError: no", id="traceback"),
+        pytest.param("The disk is full.\n  Free some space.", "The disk is full.", id="sentence"),
+        pytest.param(None, "", id="none"),
+    ],
+)
+def test_an_error_in_one_line(error: str | None, summary: str) -> None:
+    assert TrialOutcome("failed", error=error).summary == summary

@@ -175,3 +175,35 @@ def digits_in_binary(params: dict[str, Any], split_seed: int) -> Splits:
         return InMemory(part.inputs, (part.targets[:, None] >> torch.arange(4) & 1).to(torch.uint8))
 
     return Splits(relabelled(splits.train), relabelled(splits.val))
+
+
+class Raising(Flat):
+    def __init__(self, inputs: int, outputs: int, error: BaseException) -> None:
+        super().__init__(inputs, outputs)
+        self.error = error
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            raise self.error
+        return super().forward(inputs)
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+ERRORS: dict[str, BaseException] = {
+    "exit": SystemExit(),
+    "interrupt": KeyboardInterrupt(),
+    "base": BaseException("below all"),
+    "surrogate": ValueError("a file named \ud800"),
+    "unspeakable": Unspeakable(),
+}
+
+
+def raising_model(params: dict[str, Any], data: DataInfo) -> nn.Module:
+    """Raises `ERRORS[params["error"]]` in training, or while it is built when `built` is set."""
+    if params.get("built"):
+        raise ERRORS[params["error"]]
+    return Raising(64, data.num_outputs, ERRORS[params["error"]])

@@ -106,9 +106,10 @@ def make_folder(folder: Path, where: str) -> None:
     """Raises `StorageError`, which says with `where` how the file names another place."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         raise StorageError(
-            f"The folder {folder.absolute()} cannot be made: {error.strerror}\n  Choose another place with `{where}`."
+            f"The folder {folder.absolute()} cannot be made: {reason}\n  Choose another place with `{where}`."
         ) from None
 
 

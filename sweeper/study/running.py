@@ -17,7 +17,7 @@ from sweeper.study.opening import OpenStudy, folder_name, make_folder, open_stud
 from sweeper.study.signals import StopSwitch
 from sweeper.study.worker import Worker, best_number
 from sweeper.studyfile import StudyFile
-from sweeper.tracking import Tracker, TrackingSettings, absolute_uri
+from sweeper.tracking import Tracker, TrackingSettings
 from sweeper.tracking.spool import Status
 from sweeper.training.speed import set_threads
 
@@ -46,6 +46,7 @@ def run_study(file: StudyFile, data: LoadedData, progress: Progress) -> RunResul
     spec = file.spec
     with StopSwitch() as switch:
         spool = Path(spec.tracking.artifacts).absolute().parent / "spool"
+        make_folder(Path(spec.checkpoints.dir), "checkpoints: {dir: FOLDER}")
         make_folder(spool, "tracking: {artifacts: FOLDER/artifacts}")
         opened = open_study(spec)
         set_threads(opened.threads)
@@ -109,7 +110,7 @@ def _result(opened: OpenStudy, room: TrialRoom) -> tuple[dict[str, str], dict[st
 
 def _tracking_settings(spec: StudySpec, opened: OpenStudy) -> TrackingSettings:
     return TrackingSettings(
-        uri=absolute_uri(spec.tracking.uri),
+        uri=spec.tracking.uri,
         artifacts=Path(spec.tracking.artifacts).absolute(),
         study=spec.study,
         study_token=opened.token,

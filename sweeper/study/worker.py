@@ -109,10 +109,9 @@ class Worker:
             )
         failures = self.room.claims.num_failed() - self.failures_before
         if failures > self.room.spec.budget.max_failures:
-            last = (outcome.error or "").strip().splitlines()
             raise TooManyFailuresError(
                 f"Stopped: {failures} trials failed, more than budget.max_failures"
-                f" ({self.room.spec.budget.max_failures}). The last one: {last[-1] if last else 'no message'}\n"
+                f" ({self.room.spec.budget.max_failures}). The last one: {outcome.summary or 'no message'}\n"
                 "  `sweep logs STUDY.yaml TRIAL` shows the whole error; mend it and run again."
             )
 

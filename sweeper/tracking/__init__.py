@@ -5,8 +5,8 @@ replays them to MLflow (`delivery`, the only module that imports it). Every even
 a kill or an outage anywhere between loses nothing and doubles nothing.
 """
 
-from sweeper.tracking.settings import TrackingSettings, absolute_uri, check_tracking
+from sweeper.tracking.settings import TrackingSettings, check_tracking
 from sweeper.tracking.spool import Tracker
 from sweeper.tracking.texts import redact
 
-__all__ = ["Tracker", "TrackingSettings", "absolute_uri", "check_tracking", "redact"]
+__all__ = ["Tracker", "TrackingSettings", "check_tracking", "redact"]

@@ -50,12 +50,6 @@ def database_file(uri: str) -> Path | None:
     return Path(uri.removeprefix(SQLITE).partition("?")[0]) if uri.startswith(SQLITE) else None
 
 
-def absolute_uri(uri: str) -> str:
-    """`uri` as it reads from any working directory."""
-    database = database_file(uri)
-    return uri if database is None else uri.replace(str(database), str(database.absolute()), 1)
-
-
 def check_tracking(uri: str) -> None:
     """Find out now what would stop MLflow later. Creates nothing and asks no server, which may start later.
 

@@ -9,7 +9,9 @@ import torch
 
 def is_out_of_memory(error: BaseException) -> bool:
     """torch's own error, or the allocator's message where a library raises a plain RuntimeError."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "out of memory" in str(error).lower()
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return type(error) is RuntimeError and "out of memory" in str(error).lower()
 
 
 def release_memory() -> None:

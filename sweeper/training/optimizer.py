@@ -106,7 +106,7 @@ def build_optimizer(model: nn.Module, train: TrainSpec, fused: bool) -> torch.op
         arguments["fused"] = True
     try:
         return kind(groups, **arguments)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except Exception as error:  # torch checks arguments in many ways, an IndexError among them
         raise SpecError(
             ("train", "optimizer"), f"{kind.__name__} refuses its arguments", f"It says: {error}."
         ) from None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from sweeper.data import LoadedData, load_data
-from sweeper.errors import SpecError
+from sweeper.errors import SpecError, SweeperError
 from sweeper.imports import add_import_folder, is_import_path
 from sweeper.models import build_model
 from sweeper.space import highest, is_active, suggestion_order, trial_config
@@ -31,18 +33,36 @@ def preflight(spec: StudySpec, import_folder: Path) -> LoadedData:
     check_tracking(spec.tracking.uri)
     rehearse(spec)
     device = resolve_device(spec.train.device)
-    data = load_data(spec.data)
+    with _user_code(("data", "source"), spec.data.source):
+        data = load_data(spec.data)
     for config in corner_configs(spec):
         resolve_precision(config.train.precision, device)
-        task = build_task(config.task, data.info)
+        with _user_code(("task", "name"), config.task.name):
+            task = build_task(config.task, data.info)
         check_monitor(config, task)
         _check_validations(config, len(data.splits.train))
         with on_no_device(unless=is_import_path(config.model.name)):
-            model = build_model(config.model, task.info)
+            with _user_code(("model", "name"), config.model.name):
+                model = build_model(config.model, task.info)
             build_optimizer(
                 model, config.train, fused=config.speed.fused is not False and can_mask(config.train, device)
             )
     return data
+
+
+@contextlib.contextmanager
+def _user_code(key: tuple[str, ...], name: str) -> Iterator[None]:
+    """What the user's own function raises is a fault of theirs, said with its place; of ours it stays a traceback."""
+    try:
+        yield
+    except (SweeperError, KeyboardInterrupt):
+        raise
+    except (Exception, SystemExit) as error:
+        if not is_import_path(name):
+            raise
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        what = f"{name!r} raised {traceback.format_exception_only(error)[-1].strip()}"
+        raise SpecError(key, what, f"It happened in {place.filename}:{place.lineno}: {place.line}") from error
 
 
 def _check_validations(config: TrialConfig, num_samples: int) -> None:

@@ -14,8 +14,11 @@ def records(stored: StoredStudy, number: int) -> list[dict[str, Any]]:
     path = stored.folder(number) / "records.jsonl"
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-    return [json.loads(line) for line in lines]
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+    try:
+        return [json.loads(line) for line in lines]
+    except ValueError:
+        raise SweeperError(f"{path.absolute()} is damaged\n  Trial {number}'s validations cannot be shown.") from None
 
 
 def show_json(stored: StoredStudy, number: int) -> dict[str, Any]:
