@@ -216,10 +216,11 @@ def test_the_range_of_half_precision_is_what_the_scaler_is_for() -> None:
     assert big.bfloat16()[0].item() == 70144.0
 
 
-@pytest.mark.skipif(torch.backends.mps.is_available(), reason="this machine has an MPS device")
-def test_a_missing_device_is_refused_in_words() -> None:
-    with pytest.raises(SpecError, match="no Metal GPU"):
-        resolve_device("mps")
+@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+def test_a_missing_device_is_refused_in_words(device: str) -> None:
+    """`conftest.py` hides every card, so that there is none on any machine."""
+    with pytest.raises(SpecError, match=f"'{device}' is asked for, but torch .* sees no CUDA device"):
+        resolve_device(device)
 
 
 # --- order and windows

@@ -6,7 +6,6 @@ import sqlite3
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
@@ -102,8 +101,3 @@ def _is_optuna(path: Path) -> bool:
     except sqlite3.DatabaseError:
         return False
     return len(rows) == 2
-
-
-def point(trial: FrozenTrial) -> dict[str, Any]:
-    """The drawn parameters, as drawn."""
-    return dict(trial.params)

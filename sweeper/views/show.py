@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from sweeper.errors import SweeperError
-from sweeper.views.reading import StoredStudy, point
+from sweeper.views.reading import StoredStudy
 
 
 def records(stored: StoredStudy, number: int) -> list[dict[str, Any]]:
@@ -29,7 +29,7 @@ def show_json(stored: StoredStudy, number: int) -> dict[str, Any]:
         "stop_reason": trial.user_attrs.get("stop_reason"),
         "value": trial.value,
         "best_epoch": trial.user_attrs.get("best_epoch"),
-        "params": point(trial),
+        "params": dict(trial.params),
         "error": trial.user_attrs.get("error"),
         "mlflow_run_id": trial.user_attrs.get("mlflow_run_id"),
         "validations": records(stored, number),

@@ -6,7 +6,7 @@ from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
 
-from sweeper.views.reading import StoredStudy, point
+from sweeper.views.reading import StoredStudy
 
 STATES = ("complete", "pruned", "failed", "running", "interrupted", "waiting")
 
@@ -33,7 +33,7 @@ def best_json(trial: FrozenTrial) -> dict[str, Any]:
         "trial": trial.number,
         "value": trial.value,
         "epoch": trial.user_attrs.get("best_epoch"),
-        "params": point(trial),
+        "params": dict(trial.params),
     }
 
 
