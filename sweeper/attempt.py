@@ -16,6 +16,7 @@ import optuna
 
 from sweeper.errors import CheckpointError, DatabaseError, StorageError
 from sweeper.ownership import Renewal
+from sweeper.pruning import PRUNED_AT, should_prune
 from sweeper.records import EpochRecord, StopReason, TrialOutcome
 from sweeper.room import LeftEarly, TrialRoom
 from sweeper.spec import TrialConfig
@@ -27,8 +28,6 @@ from sweeper.training.speed import speed_config
 from sweeper.training.stopping import Judgement, Verdict, carry_forward
 from sweeper.training.trial_folder import TrialFolder
 from sweeper.trial_params import dataset_input, logged_params
-
-PRUNED_AT = "sweeper:pruned_at"
 
 
 @contextlib.contextmanager
@@ -225,10 +224,7 @@ class Attempt:
         if not may_ask or validation < self.last_asked:
             return None
         with _database(self.room.spec.storage):
-            pruned = self.trial.should_prune()
-        if pruned:
-            self.room.claims.set_user_attr(self.trial._trial_id, PRUNED_AT, validation)
-        return "pruned" if pruned else None
+            return "pruned" if should_prune(self.room.claims, self.trial, validation) else None
 
     def _log_start(self, session: Session) -> None:
         number, train_spec = self.trial.number, self.config.train

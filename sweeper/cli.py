@@ -32,8 +32,11 @@ class _Commands(click.Group):
         return list(self.commands)
 
     def invoke(self, ctx: click.Context) -> Any:
+        from sweeper.study.signals import leaving_at_once
+
         try:
-            return super().invoke(ctx)
+            with leaving_at_once():
+                return super().invoke(ctx)
         except SweeperError as error:
             _leave(str(error), error.exit_code)
         except InterruptedNow as signal:
@@ -134,7 +137,7 @@ def status(study_file: Path, as_json: bool) -> None:
 def best(study_file: Path, as_json: bool) -> None:
     """The best trial: sections to paste into the study file, and its checkpoint."""
     stored = _stored(study_file)
-    from sweeper.views.best import best_as_json, best_of, sections_to_paste
+    from sweeper.views.best import best_as_json, best_of, sections_to_paste, where_to_load
 
     values = best_as_json(stored)
     if as_json:
@@ -145,8 +148,8 @@ def best(study_file: Path, as_json: bool) -> None:
         f"# {stored.spec.study}: trial {values['trial']}, {monitor} {values['value']:.6g} at epoch {values['epoch']}"
     )
     click.echo(sections_to_paste(stored, best_of(stored)), nl=False)
-    click.echo(f"# checkpoint: {values['checkpoint']}")
-    click.echo(f"# load it:    sweeper.load_model({values['checkpoint']!r})")
+    for line in where_to_load(stored, best_of(stored)):
+        click.echo(f"# {line}")
 
 
 @main.command()
@@ -269,7 +272,7 @@ def _print_result(file: StudyFile) -> None:
         f"{best_values['epoch']}: {point}."
     )
     click.echo(f"  values to paste:  sweep best {file.path}")
-    click.echo(f"  the checkpoint:   {best_values['checkpoint']}")
+    click.echo(f"  the checkpoint:   {best_values['checkpoint'] or 'has been removed'}")
     uri = redact(file.spec.tracking.uri)
     click.echo(f"  all curves:       {uri if uri.startswith('http') else f'mlflow ui --backend-store-uri {uri}'}")
 

@@ -29,10 +29,10 @@ from optuna.trial import TrialState
 from sweeper import tables
 from sweeper.errors import LostTrialError
 from sweeper.owner import Owner
-from sweeper.storage import open_storage, sqlite_path, storage_lock
+from sweeper.storage import open_storage, open_to_read, sqlite_path, storage_lock
 from sweeper.tables import OWNER_KEY, transaction
 
-__all__ = ["Claims", "Owner", "Renewal", "StaleTrial", "open_storage", "sqlite_path", "storage_lock"]
+__all__ = ["Claims", "Owner", "Renewal", "StaleTrial", "open_storage", "open_to_read", "sqlite_path", "storage_lock"]
 
 NOTHING: Mapping[Any, Any] = MappingProxyType({})
 WhyStale = Literal["released", "ownerless", "dead", "silent"]
@@ -197,6 +197,13 @@ class Claims:
         # Optuna's cache holds an ended trial for ever, and hands out its own object here.
         self._storage.get_trial(trial_id).user_attrs[key] = value
 
+    def set_attrs(self, trial_id: int, user: Mapping[str, Any], system: Mapping[str, Any]) -> None:
+        """Set user and system attributes of a running trial: all of them, or none."""
+        with transaction(self._engine) as connection:
+            for table, attrs in ((tables.USER_ATTRS, user), (tables.SYSTEM_ATTRS, system)):
+                for key, value in attrs.items():
+                    tables.set_attr(connection, table, trial_id, key, value)
+
     # Counting
 
     def trial_id(self, number: int) -> int:
@@ -211,10 +218,8 @@ class Claims:
 
     def num_counted(self) -> int:
         """How much of the budget is used: COMPLETE, PRUNED and RUNNING trials, without those `outside_limits`."""
-        with transaction(self._engine) as connection:
-            outside = connection.execute(tables.num_pruned_as(self._study_id, "outside_limits")).scalar_one()
-        counts = self.counts()
-        return counts["COMPLETE"] + counts["PRUNED"] + counts["RUNNING"] - outside
+        with transaction(self._engine) as connection:  # one statement: two would see two moments
+            return connection.execute(tables.num_counted(self._study_id)).scalar_one()
 
     def num_failed(self) -> int:
         return self.counts()["FAIL"]

@@ -68,7 +68,8 @@ class DataInfo:
 
     `input_shape` is one sample's, without the batch: (channels, height, width) for images, (features,) for rows.
     `num_outputs` is the width of the model's output. `sizes` counts the samples of each split (`train`, `val`,
-    `test`); `class_counts` those of each class in the training split. `digest` is a hash of the content.
+    `test`); `class_counts` those of each class in the training split, none where the targets are
+    no class indices. `digest` is a hash of the content.
     """
 
     name: str

@@ -207,10 +207,11 @@ class SpaceReader:
 
     def _check_condition_values(self, name: str, cause: str, path: tuple[str, ...], wanted: list[Any]) -> None:
         domain = self.domains.get(cause)
+        if not wanted:
+            self._fault((name, "when", cause), "names no value, so it never holds", "Name one, or remove `when`.")
         for value in wanted:
-            if isinstance(domain, ChoicesSpec) and value not in domain.choices:
-                todo = f"It is one of {', '.join(map(as_written, domain.choices))}."
-                self._fault((name, "when", cause), f"is never {as_written(value)}", todo)
+            if domain is not None and not contains(domain, value):
+                self._fault((name, "when", cause), f"is never {as_written(value)}", _range_hint(domain))
             elif domain is None and (why := self._why_illegal(path, value)) is not None:
                 self._fault((name, "when", cause), f"cannot be {as_written(value)}: {why[0]}", why[1])
 

@@ -125,12 +125,38 @@ def grid_values(domain: Domain) -> list[Scalar] | None:
 
 
 def largest(spec: StudySpec, name: str) -> Any:
-    """The largest value that a parameter can have in any trial: drawn, or from the file."""
-    domain, path = spec.search_space.get(name), field_path(name)
-    assert path is not None, name
+    """The largest number that a parameter can be in any trial: drawn, or from the file."""
+    return max(_extremes(spec, name))
+
+
+def _extremes(spec: StudySpec, name: str) -> list[Any]:
+    """Numbers among which are the smallest and the largest that a parameter can be."""
+    domain = spec.search_space.get(name)
+    fixed = [_value_of(name, spec, {})] if domain is None or domain.when else []
     if isinstance(domain, ChoicesSpec):
-        return max(choice for choice in domain.choices if choice is not None)
-    return highest(domain) if domain is not None else _value_of(name, spec, {})
+        return [*fixed, *(choice for choice in domain.choices if choice is not None)]
+    return fixed if domain is None else [*fixed, domain.low, highest(domain)]
+
+
+def derived_bounds(spec: StudySpec, name: str) -> tuple[float, float]:
+    """Bounds of a derived value (one of `LIMITED`) over all draws; conditions may keep it further inside."""
+    batches = [
+        size * steps for size in _extremes(spec, "batch_size") for steps in _extremes(spec, "accumulation_steps")
+    ]
+    if name == "effective_batch_size":
+        return min(batches), max(batches)
+    scalings = spec.search_space.get("lr_scaling")
+    ways = scalings.choices if isinstance(scalings, ChoicesSpec) else []
+    lrs = [
+        spec.train.model_copy(
+            update={"lr": lr, "batch_size": batch, "accumulation_steps": 1, "lr_base_batch": base, "lr_scaling": way}
+        ).applied_lr
+        for lr in _extremes(spec, "lr")
+        for batch in (min(batches), max(batches))
+        for base in _extremes(spec, "lr_base_batch")
+        for way in {spec.train.lr_scaling, *ways}
+    ]
+    return min(lrs), max(lrs)
 
 
 def trial_config(spec: StudySpec, number: int, drawn: Mapping[str, Scalar]) -> TrialConfig:

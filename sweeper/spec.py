@@ -14,6 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 PositiveInt = Annotated[int, Field(ge=1)]
 CountInt = Annotated[int, Field(ge=0)]
+# A report per validation and a learning rate per step are kept: a slip of the finger must not fill memory or disk.
+Epochs = Annotated[int, Field(ge=1, le=100_000)]
+ValidationsPerEpoch = Annotated[int, Field(ge=1, le=1000)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
@@ -121,7 +124,7 @@ class GroupSpec(Section):
 
 
 class TrainSpec(Section):
-    max_epochs: PositiveInt = 20
+    max_epochs: Epochs = 20
     optimizer: str = "adamw"
     lr: PositiveFloat = 1e-3
     batch_size: PositiveInt = 64
@@ -142,7 +145,7 @@ class TrainSpec(Section):
     device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda|cuda:\d{1,3})$")] = "auto"
     seed: CountInt = 0
     deterministic: bool = False
-    validations_per_epoch: PositiveInt = 1
+    validations_per_epoch: ValidationsPerEpoch = 1
     timeout_s: PositiveFloat | None = None
 
     @model_validator(mode="before")

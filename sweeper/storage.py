@@ -65,13 +65,30 @@ def open_storage(url: str) -> RDBStorage:
     path = sqlite_path(url)
     absolute = sa.make_url(url).set(database=str(path)).render_as_string(hide_password=False)
     with storage_lock(url):  # two processes that create the tables at once raise
-        try:
-            return RDBStorage(
-                absolute.replace("{", "{{").replace("}", "}}"),  # Optuna fills its URLs with str.format
-                engine_kwargs={"connect_args": {"timeout": BUSY_TIMEOUT_S}},
-            )
-        except (sa.exc.DBAPIError, optuna.exceptions.StorageInternalError, RuntimeError) as error:
-            raise StorageError(
-                f"{path}: cannot be used as Optuna's database: {error}\n"
-                "  Correct `storage`, or move the file away to begin anew."
-            ) from error
+        return _open(path, absolute)
+
+
+def open_to_read(url: str) -> RDBStorage:
+    """Open a database that exists to look at it: takes no lock, writes nothing, works in a read-only folder.
+
+    Raises `StorageError` as `open_storage` does.
+    """
+    path = sqlite_path(url)
+    read_only = sa.URL.create("sqlite", database=path.as_uri(), query={"mode": "ro", "uri": "true"})
+    return _open(path, read_only.render_as_string(), skip_table_creation=True)
+
+
+def _open(path: Path, url: str, skip_table_creation: bool = False) -> RDBStorage:
+    try:
+        return RDBStorage(
+            url.replace("{", "{{").replace("}", "}}"),  # Optuna fills its URLs with str.format
+            engine_kwargs={"connect_args": {"timeout": BUSY_TIMEOUT_S}},
+            skip_table_creation=skip_table_creation,
+        )
+    except (sa.exc.DBAPIError, optuna.exceptions.StorageInternalError, RuntimeError) as error:
+        why = error.orig if isinstance(error, sa.exc.DBAPIError) else error.__cause__ or error
+        why = why.orig if isinstance(why, sa.exc.DBAPIError) else why
+        raise StorageError(
+            f"{path}: cannot be used as Optuna's database: {why}\n"
+            "  Correct `storage`, or move the file away to begin anew."
+        ) from error

@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from sweeper.errors import Fault, SpecError, StudyFileError
 from sweeper.faultwords import merge_alternatives, to_fault
 from sweeper.searchspace_rules import SpaceReader
-from sweeper.spec import LIMITED, SCHEDULER_KEYS, StudySpec
+from sweeper.space import derived_bounds
+from sweeper.spec import LIMITED, SCHEDULER_KEYS, ChoicesSpec, Domain, SchedulerSpec, StudySpec
 from sweeper.yamlfile import KeyPath, YamlFile
 
 OVERRIDES = {"SWEEPER_STORAGE": ("storage",), "SWEEPER_TRACKING_URI": ("tracking", "uri")}
@@ -40,8 +41,9 @@ def read_study_file(path: Path) -> StudyFile:
     faults = list(space.faults)
     spec, model_faults = _validate({**values, "search_space": space.domains} if "search_space" in values else values)
     faults += model_faults
+    faults += _scheduler_faults(values, space.domains)
     if spec is not None:
-        faults += _cross_faults(spec, values)
+        faults += _cross_faults(spec)
     if faults or spec is None:
         raise_faults(file, faults)
     notices = [f"{path}:{file.line(at)}: {text}" for at, text in space.notices]
@@ -87,9 +89,9 @@ def _validate(values: dict[str, Any]) -> tuple[StudySpec | None, list[Fault]]:
         return None, merge_alternatives([to_fault(detail, values) for detail in error.errors()])
 
 
-def _cross_faults(spec: StudySpec, values: dict[str, Any]) -> list[Fault]:
+def _cross_faults(spec: StudySpec) -> list[Fault]:
     """What only shows when sections are looked at together."""
-    return [*_limit_faults(spec), *_monitor_faults(spec), *_storage_faults(spec), *_scheduler_faults(spec, values)]
+    return [*_limit_faults(spec), *_monitor_faults(spec), *_storage_faults(spec)]
 
 
 def _limit_faults(spec: StudySpec) -> list[Fault]:
@@ -102,6 +104,11 @@ def _limit_faults(spec: StudySpec) -> list[Fault]:
         elif limit.min is not None and limit.max is not None and limit.min > limit.max:
             what = f"min ({limit.min:g}) is above max ({limit.max:g})"
             faults.append(Fault(("limits", name), what, "Swap them."))
+        else:
+            low, high = derived_bounds(spec, name)
+            if (limit.max is not None and low > limit.max) or (limit.min is not None and high < limit.min):
+                what = f"no draw can be inside: {name} goes from {low:g} to {high:g}"
+                faults.append(Fault(("limits", name), what, "Widen the limit, or change the ranges it derives from."))
     return faults
 
 
@@ -122,6 +129,9 @@ def _storage_faults(spec: StudySpec) -> list[Fault]:
     if not spec.storage.startswith("sqlite:///"):
         what = f"{spec.storage.split('://')[0]!r} databases are not supported yet"
         return [Fault(("storage",), what, "Write `sqlite:///mlruns/optuna.db`.")]
+    name = spec.storage.removeprefix("sqlite:///")
+    if name in ("", ":memory:") or name.startswith("file:") or "?" in name or Path(name).is_dir():
+        return [Fault(("storage",), f"{spec.storage!r} names no file", "Write `sqlite:///mlruns/optuna.db`.")]
     if _file(spec.storage) == _file(spec.tracking.uri):
         what = "the study and MLflow share one database, and both own a table alembic_version"
         return [Fault(("storage",), what, "Give each a file of its own.")]
@@ -142,19 +152,23 @@ def _sampler_notices(spec: StudySpec) -> list[str]:
     ]
 
 
-def _scheduler_faults(spec: StudySpec, values: dict[str, Any]) -> list[Fault]:
-    """A key of another scheduler would be ignored in silence, and an ignored key is a wrong answer."""
-    names: set[Any] = {spec.train.scheduler.name}
-    searched = spec.search_space.get("scheduler.name")
-    if searched is not None and hasattr(searched, "choices"):
+def _scheduler_faults(values: dict[str, Any], domains: dict[str, Domain]) -> list[Fault]:
+    """A key of another scheduler would be ignored in silence, and an ignored key is a wrong answer.
+
+    Looks at the raw values, so that it is said together with the faults of other keys.
+    """
+    train = values.get("train")
+    scheduler = train.get("scheduler") if isinstance(train, dict) else None
+    section = scheduler if isinstance(scheduler, dict) else {}
+    names: set[Any] = {str(section.get("name", "constant"))}
+    searched = domains.get("scheduler.name")
+    if isinstance(searched, ChoicesSpec):
         names |= set(searched.choices)
+    if not names <= SCHEDULER_KEYS.keys():
+        return []  # said of the name itself
     allowed = {"name", "warmup_epochs", "warmup_steps", *(key for name in names for key in SCHEDULER_KEYS[name])}
-    written: list[tuple[KeyPath, str]] = [
-        (("train", "scheduler", key), key) for key in (values.get("train") or {}).get("scheduler") or {}
-    ]
-    written += [
-        (("search_space", name), name.split(".")[1]) for name in spec.search_space if name.startswith("scheduler.")
-    ]
+    written: list[tuple[KeyPath, str]] = [(("train", "scheduler", key), key) for key in section]
+    written += [(("search_space", name), name.split(".")[1]) for name in domains if name.startswith("scheduler.")]
     return [
         Fault(
             path,
@@ -162,5 +176,5 @@ def _scheduler_faults(spec: StudySpec, values: dict[str, Any]) -> list[Fault]:
             f"It takes: {', '.join(sorted(allowed - {'name'}))}.",
         )
         for path, key in written
-        if key not in allowed
+        if key in SchedulerSpec.model_fields and key not in allowed
     ]

@@ -155,14 +155,16 @@ def num_by_state(study_id: int) -> sa.Select[Any]:
     return in_study.group_by(TRIALS.c.state)
 
 
-def num_pruned_as(study_id: int, stop_reason: str) -> sa.Select[Any]:
-    reason = sa.exists().where(
+def num_counted(study_id: int) -> sa.Select[Any]:
+    """How many trials are COMPLETE, RUNNING, or PRUNED with another reason than `outside_limits`."""
+    outside = sa.exists().where(
         USER_ATTRS.c.trial_id == TRIALS.c.trial_id,
         USER_ATTRS.c.key == "stop_reason",
-        USER_ATTRS.c.value_json == json.dumps(stop_reason),
+        USER_ATTRS.c.value_json == json.dumps("outside_limits"),
     )
-    pruned = sa.select(sa.func.count()).select_from(TRIALS).where(TRIALS.c.state == TrialState.PRUNED)
-    return pruned.where(TRIALS.c.study_id == study_id, reason)
+    counted = TRIALS.c.state.in_([TrialState.COMPLETE, TrialState.RUNNING, TrialState.PRUNED])
+    in_study = sa.select(sa.func.count()).select_from(TRIALS).where(TRIALS.c.study_id == study_id, counted)
+    return in_study.where(~outside)
 
 
 def _owner_row(trial_id: int, owner: str) -> tuple[sa.ColumnElement[bool], ...]:

@@ -94,7 +94,11 @@ def plain(node: Any) -> Any:
         return [plain(value) for value in node]
     if isinstance(node, bool) or node is None:
         return node
-    for kind in (int, float, str):
+    if isinstance(node, str):
+        if "\0" in node:
+            raise ValueError(f"{str(node)!r} holds a NUL, which no path and no database takes")
+        return str(node)
+    for kind in (int, float):
         if isinstance(node, kind):
             return kind(node)
     return node

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from mlflow.tracking import MlflowClient
@@ -193,6 +194,30 @@ def test_mlflow_keeps_files(ran: Path, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, str(best / "load_best.py")], capture_output=True, text=True)
     assert (done.returncode, "tensor([[" in done.stdout) == (0, True), done.stderr
     assert len((best / "load_best.py").read_text().splitlines()) <= 12
+
+
+def test_looking_writes_nothing_and_waits_for_no_lock(ran: Path) -> None:
+    lock = ran / "mlruns/optuna.db.lock"
+    lock.unlink()
+    before = sorted((path.name, path.stat().st_mtime_ns) for path in (ran / "mlruns").iterdir())
+    for command in (["status"], ["best"], ["show", "0"], ["logs", "0"]):
+        assert sweep(ran, command[0], "study.yaml", *command[1:]).returncode == 0
+    assert sorted((path.name, path.stat().st_mtime_ns) for path in (ran / "mlruns").iterdir()) == before
+
+
+def test_a_removed_checkpoint_is_not_offered(ran: Path) -> None:
+    best = as_json(ran, "best")
+    checkpoint, hidden = Path(best["checkpoint"]), ran / "hidden.pt"
+    checkpoint.rename(hidden)
+    try:
+        assert as_json(ran, "best") == {**best, "checkpoint": None}
+        lines = sweep(ran, "best", "study.yaml").stdout.splitlines()[-2:]
+        assert lines == [
+            f"# checkpoint: {checkpoint} has been removed",
+            f"# MLflow keeps a copy: run {best['mlflow_run_id']}, artifact best/best.pt",
+        ]
+    finally:
+        hidden.rename(checkpoint)
 
 
 def test_running_again_adds_nothing(ran: Path) -> None:
@@ -435,6 +460,76 @@ def test_a_signal_releases_the_trial_and_closes_every_run(tmp_path: Path, signal
         "small": "KILLED",
         "trial-0000": "KILLED",
     }
+
+
+SLOW_DATA = """
+import pathlib, time
+from sweeper import Splits
+
+def load(params, split_seed):
+    pathlib.Path("loading").touch()
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        pytest.param(signal.SIGINT, "Interrupted.", id="ctrl-c"),
+        pytest.param(signal.SIGTERM, "Interrupted by SIGTERM.", id="term"),
+        pytest.param(signal.SIGHUP, "Interrupted by SIGHUP.", id="hup"),
+    ],
+)
+def test_a_signal_before_the_first_trial_leaves_at_once_and_nothing_behind(
+    tmp_path: Path, number: int, words: str
+) -> None:
+    (tmp_path / "slow.py").write_text(SLOW_DATA)
+    (tmp_path / "study.yaml").write_text(STUDY.replace("source: digits", "source: slow:load"))
+    process = start(tmp_path, "run", "study.yaml")
+    wait_for((tmp_path / "loading").exists, process)
+    os.killpg(process.pid, number)
+    _, errors = process.communicate()
+    assert (process.returncode, errors.strip()) == (130, words)
+    assert not (tmp_path / "mlruns").exists()
+
+
+def test_what_nohup_protects_stays_protected(tmp_path: Path) -> None:
+    (tmp_path / "study.yaml").write_text(STUDY)
+    command = ["nohup", *SWEEP, "run", "study.yaml"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
+    process = subprocess.Popen(command, cwd=tmp_path, text=True, start_new_session=True, **pipes)
+    wait_for(lambda: last_epoch(tmp_path) >= 0, process)
+    os.kill(process.pid, signal.SIGHUP)
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert as_json(tmp_path, "status")["trials"]["complete"] == 3
+
+
+def writer_of(pid: int) -> int:
+    """The process that delivers to MLflow."""
+    (writer,) = [child.pid for child in psutil.Process(pid).children() if "sweeper.tracking.writer" in child.cmdline()]
+    return writer
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_during_the_last_delivery_still_says_the_result(tmp_path: Path, number: int) -> None:
+    (tmp_path / "study.yaml").write_text(STUDY)
+    process = start(tmp_path, "run", "study.yaml")
+    wait_for(lambda: last_epoch(tmp_path) >= 0, process)
+    writer = writer_of(process.pid)
+    os.kill(writer, signal.SIGSTOP)  # MLflow takes its time
+    try:
+        wait_for(lambda: as_json(tmp_path, "status")["trials"]["complete"] == 3, process)
+        spool = tmp_path / "mlruns/spool"
+        wait_for(lambda: any(b"study_finished" in file.read_bytes() for file in spool.rglob("events*")), process)
+        os.kill(process.pid, number)
+    finally:
+        os.kill(writer, signal.SIGCONT)
+    output, errors = process.communicate()
+    assert process.returncode == 130, errors
+    assert "The best val_accuracy is" in output
+    assert as_json(tmp_path, "best")["mlflow_run_id"] in {run.info.run_id for run in runs(tmp_path).values()}
+    assert {run.info.status for run in runs(tmp_path).values()} == {"FINISHED"}
 
 
 def test_after_sigkill_the_study_goes_on_in_the_same_runs(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import optuna
 import pytest
 import torch
 
+import sweeper.pruning
 import sweeper.space
 from builders import make_spec
 from harness import Ran, listed_spec, run_spec
@@ -42,7 +43,13 @@ def start(spec: StudySpec, folder: Path, place: str | None = None) -> int:
         os._exit(1)
 
 
-PLACES: dict[str, Any] = {"TrialFolder": TrialFolder, "Claims": Claims, "Study": optuna.Study, "space": sweeper.space}
+PLACES: dict[str, Any] = {
+    "TrialFolder": TrialFolder,
+    "Claims": Claims,
+    "Study": optuna.Study,
+    "space": sweeper.space,
+    "PrunersNote": sweeper.pruning._Held,
+}
 
 
 def _die_after(place: str, count: str) -> None:
@@ -335,25 +342,30 @@ def test_a_kill_between_two_draws_changes_no_point(tmp_path: Path, sampler: str,
         assert len({value for t in resumed.trials for value in t.params.values()}) == 6
 
 
+MEDIAN = {"name": "median", "params": {"n_startup_trials": 1}}
+HALVING = {"name": "successive_halving", "params": {"reduction_factor": 2}}
+
+
 @pytest.mark.parametrize("every_epochs", [1, 3])
 @pytest.mark.parametrize(
-    "pruner",
+    ("pruner", "place"),
     [
-        pytest.param({"name": "median", "params": {"n_startup_trials": 1}}, id="median"),
-        pytest.param({"name": "successive_halving", "params": {"reduction_factor": 2}}, id="successive-halving"),
+        pytest.param(MEDIAN, "Claims.set_attrs:1", id="median"),
+        pytest.param(HALVING, "Claims.set_attrs:4", id="successive-halving"),
+        pytest.param(HALVING, "PrunersNote.set_trial_system_attr:4", id="successive-halving-before-our-note"),
     ],
 )
 def test_a_trial_pruned_before_the_kill_is_pruned_after_it(
-    tmp_path: Path, pruner: dict[str, Any], every_epochs: int
+    tmp_path: Path, pruner: dict[str, Any], place: str, every_epochs: int
 ) -> None:
-    """Killed between the pruner's word and the tell: the same step and value, and the pruner is not asked again."""
+    """Killed between the pruner's word and the tell: the same step and value. Trial 0 passes three rungs first."""
     series = [[3.0, 2.0, 1.9, 1.8, 1.7, 1.6], [2.9, 2.8, 2.7, 2.6, 2.5, 2.4]]
     spec = listed_spec(series, pruner=pruner, checkpoints={"every_epochs": every_epochs})
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
     whole = run_spec(spec, tmp_path / "whole")
     assert whole.states() == ["COMPLETE", "PRUNED"]
-    run_killed(spec, tmp_path / "killed", "Claims.set_user_attr:1")
+    run_killed(spec, tmp_path / "killed", place)
     resumed = run_spec(spec, tmp_path / "killed")
     assert [trial_facts(t) for t in whole.trials] == [trial_facts(t) for t in resumed.trials]
 

@@ -12,7 +12,7 @@ import pytest
 
 from builders import make_spec
 from harness import listed_spec, run_spec
-from sweeper.errors import SpecError, StorageError, StudyChangedError
+from sweeper.errors import DataError, SpecError, StorageError, StudyChangedError
 from sweeper.study.opening import differences, open_study
 from sweeper.study.running import git_tags
 from sweeper.study.samplers import grid_size, make_pruner, make_sampler, rehearse
@@ -205,8 +205,27 @@ def test_a_preflight_builds_what_the_extremes_ask_for(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="fused: is a speed setting"):
         preflight(make_spec(train={"optimizer_params": {"fused": False}}), Path(__file__).parent)
     preflight(make_spec(train={"optimizer_params": {"foreach": True}}), Path(__file__).parent)
+    with pytest.raises(
+        SpecError, match=r"model: its weights and gradients alone need \d+\.\d GiB, and this machine has"
+    ):
+        preflight(make_spec(search_space={"model.params.width": {"choices": [8, 2**40]}}), Path(__file__).parent)
     stepped = {"model.params.dropout": {"low": 0.0, "high": 1.0, "step": 0.3}}
     preflight(make_spec(search_space=stepped), Path(__file__).parent)
+
+
+def test_a_momentum_that_no_optimizer_would_take_is_a_fault() -> None:
+    folder = Path(__file__).parent
+    with pytest.raises(SpecError, match=r"train\.momentum: the optimizer adamw has none"):
+        preflight(make_spec(train={"momentum": 0.9}), folder)
+    with pytest.raises(SpecError, match=r"search_space\.momentum: the optimizer adamw has none"):
+        preflight(make_spec(search_space={"momentum": {"low": 0.0, "high": 0.9}}), folder)
+    both = {"optimizer": {"choices": ["adamw", "sgd"]}}
+    preflight(make_spec(train={"momentum": 0.9}, search_space=both), folder)
+
+
+def test_labels_that_are_no_classes_are_found_before_anything_runs() -> None:
+    with pytest.raises(DataError, match="are integers, but no class indices"):
+        preflight(make_spec(data={"source": "toys:negative_labels"}), Path(__file__).parent)
 
 
 @pytest.mark.parametrize(("error", "kind"), [("exit", "SystemExit"), ("surrogate", "ValueError")])

@@ -126,6 +126,21 @@ search_space:
             id="condition-never-true",
         ),
         pytest.param(
+            "  batch_size: {low: 8, high: 64, step: 8}\n  momentum: {low: 0.1, high: 0.9, when: {batch_size: 12}}",
+            "8: search_space.momentum.when.batch_size: is never 12",
+            id="condition-off-the-steps",
+        ),
+        pytest.param(
+            "  batch_size: {low: 8, high: 64}\n  momentum: {low: 0.1, high: 0.9, when: {batch_size: '8'}}",
+            "8: search_space.momentum.when.batch_size: is never '8'",
+            id="condition-of-another-type",
+        ),
+        pytest.param(
+            "  momentum: {low: 0.1, high: 0.9, when: {optimizer: []}}",
+            "7: search_space.momentum.when.optimizer: names no value, so it never holds",
+            id="condition-on-no-value",
+        ),
+        pytest.param(
             "  batch_size: {choices: [1, true]}",
             "7: search_space.batch_size.choices: holds the same value twice "
             "(1, 1.0 and true are one value to the database)",
@@ -218,6 +233,37 @@ def test_a_bad_range_is_named_with_its_line(tmp_path: Path, line: str, fault: st
             "limits: {batch: {max: 4}}\nbudget: {trials: 4}",
             "8: limits.batch: there is no derived value",
             id="unknown-limit",
+        ),
+        pytest.param(
+            "budget: {trials: 4}",
+            "limits: {effective_batch_size: {max: 63}}\nbudget: {trials: 4}",
+            "8: limits.effective_batch_size: no draw can be inside: effective_batch_size goes from 64 to 64",
+            id="limit-below-everything",
+        ),
+        pytest.param(
+            "budget: {trials: 4}",
+            "limits: {applied_lr: {min: 2}}\nbudget: {trials: 4}",
+            "8: limits.applied_lr: no draw can be inside: applied_lr goes from 1e-05 to 0.1",
+            id="limit-above-everything",
+        ),
+        pytest.param("max_epochs: 3", "max_epochs: 1e9", "5: train.max_epochs: must be", id="float-epochs"),
+        pytest.param(
+            "max_epochs: 3",
+            "max_epochs: 1000000",
+            "5: train.max_epochs: must be at most 100000, not 1000000",
+            id="a-million-epochs",
+        ),
+        pytest.param(
+            "budget: {trials: 4}",
+            "storage: 'sqlite:///'\nbudget: {trials: 4}",
+            "8: storage: 'sqlite:///' names no file",
+            id="storage-without-a-file",
+        ),
+        pytest.param(
+            "budget: {trials: 4}",
+            "storage: 'sqlite:///.'\nbudget: {trials: 4}",
+            "8: storage: 'sqlite:///.' names no file",
+            id="storage-in-a-folder",
         ),
         pytest.param(
             "budget: {trials: 4}",

@@ -424,7 +424,7 @@ def test_a_deleted_experiment_is_named_and_restoring_it_loses_nothing(
         "The experiment 'deleted' was deleted in MLflow. Restore it with"
         f" `mlflow experiments restore -x {experiment_id}`, or give the study another name."
     )
-    assert not tracker.close(timeout_s=0)
+    assert not tracker.close(lambda: 0)
     client.restore_experiment(experiment_id)
     again = Tracker(spool, settings_for(place, "deleted"))
     again.start()
@@ -538,7 +538,7 @@ def test_without_a_server_the_spool_stays_and_no_password_is_in_it(tmp_path: Pat
     tracker.start()
     tracker.trial_started(0, None, {"storage": "postgresql://me:secret@host/db"}, {}, DATASET)
     wait_until(tracker.problems)
-    assert not tracker.close(timeout_s=0)
+    assert not tracker.close(lambda: 0)
     (events,) = (tmp_path / "spool").glob("*/events.jsonl")
     assert [json.loads(line)["event"] for line in events.read_text(encoding="utf-8").splitlines()] == ["trial_started"]
     for path in (tmp_path / "spool").rglob("*"):

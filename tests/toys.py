@@ -167,6 +167,12 @@ def few_digits(params: dict[str, Any], split_seed: int) -> Splits:
     return Splits(InMemory(inputs[:200], labels[:200]), InMemory(inputs[200:300], labels[200:300]))
 
 
+def negative_labels(params: dict[str, Any], split_seed: int) -> Splits:
+    """As one gets them from a file that writes -1 for "unknown"."""
+    splits = few_digits(params, split_seed)
+    return Splits(InMemory(splits.train.inputs, splits.train.targets - 1), splits.val)
+
+
 def digits_in_binary(params: dict[str, Any], split_seed: int) -> Splits:
     """The pictures of `few_digits`; the labels are the four bits of the digit."""
     splits = few_digits(params, split_seed)

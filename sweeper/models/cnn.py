@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from pydantic import Field
 from torch import nn
 
 from sweeper.models.params import image_shape
@@ -20,7 +23,7 @@ class CnnParams(Section):
     """
 
     width: PositiveInt = 16
-    depth: PositiveInt = 2
+    depth: Annotated[int, Field(ge=1, le=1000)] = 2
     hidden: PositiveInt = 64
     dropout: Fraction = 0.0
     batch_norm: bool = False

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
+from pydantic import Field
 from torch import nn
 
 from sweeper.records import DataInfo
-from sweeper.spec import CountInt, Fraction, PositiveInt, Section
+from sweeper.spec import Fraction, PositiveInt, Section
 
 
 class MlpParams(Section):
     """`depth` hidden layers of `width` units each; depth 0 is a linear model. Dropout follows every hidden layer."""
 
     width: PositiveInt = 128
-    depth: CountInt = 1
+    depth: Annotated[int, Field(ge=0, le=1000)] = 1
     dropout: Fraction = 0.0
     batch_norm: bool = False
 

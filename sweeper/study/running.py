@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from sweeper.training.speed import set_threads
 PARENT_RUN = "mlflow_run_id"
 EXPERIMENT = "mlflow_experiment_id"
 # Who stops a process (a batch system, a container) kills it after 30 s or so; what is left then, the next run delivers.
-CLOSE_S, CLOSE_INTERRUPTED_S = 60.0, 20.0
+CLOSE_S, CLOSE_HURRIED_S = 60.0, 20.0
 
 
 @dataclass(frozen=True)
@@ -79,17 +80,19 @@ def _work(opened: OpenStudy, room: TrialRoom, switch: StopSwitch) -> RunResult:
     except SweeperError as reason:
         error = reason
     finally:
-        delivered = _close(opened, room, status)
-    return RunResult(interrupted, error, room.tracker.problems(), None if delivered else room.tracker.spool_dir)
+        switch.close()
+        delivered = _close(opened, room, status, lambda: CLOSE_HURRIED_S if switch.leaving else CLOSE_S)
+    undelivered = None if delivered else room.tracker.spool_dir
+    return RunResult(interrupted or switch.leaving, error, room.tracker.problems(), undelivered)
 
 
-def _close(opened: OpenStudy, room: TrialRoom, status: Status) -> bool:
+def _close(opened: OpenStudy, room: TrialRoom, status: Status, patience_s: Callable[[], float]) -> bool:
     """Close the parent run, unless another worker still runs a trial, and wait for what MLflow has not got yet."""
     with contextlib.suppress(DatabaseError):  # MLflow is to be closed all the same
         others = room.claims.counts().get("RUNNING", 0) - len(room.claims.stale(room.spec.workers.grace_period_s))
         if others <= 0:
             room.tracker.study_finished(status, *_result(opened, room))
-    delivered = room.tracker.close(CLOSE_S if status == "FINISHED" else CLOSE_INTERRUPTED_S)
+    delivered = room.tracker.close(patience_s)
     with contextlib.suppress(DatabaseError):
         room.store_run_ids()
         for key, value in zip((EXPERIMENT, PARENT_RUN), room.tracker.parent_ids(), strict=True):

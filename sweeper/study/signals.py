@@ -1,9 +1,11 @@
-"""Signals of one worker: Ctrl-C once finishes the epoch; twice, SIGTERM or SIGHUP leave at once."""
+"""Signals: Ctrl-C once finishes the epoch; twice, SIGTERM or SIGHUP leave at once, with a word and exit code 130."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -11,6 +13,32 @@ from sweeper.errors import InterruptedNow
 
 HANDLED = ("SIGINT", "SIGTERM", "SIGHUP")
 FIRST_CTRL_C = b"\nFinishing this epoch, then leaving. Ctrl-C again leaves at once.\n"
+
+
+@contextlib.contextmanager
+def leaving_at_once() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise `InterruptedNow` in the main thread, as Ctrl-C raises KeyboardInterrupt."""
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        raise InterruptedNow(signal.Signals(number).name)
+
+    before = _install(("SIGTERM", "SIGHUP"), leave)
+    try:
+        yield
+    finally:
+        _restore(before)
+
+
+def _install(names: Iterable[str], handler: Callable[[int, FrameType | None], None]) -> dict[int, Any]:
+    """The handlers that stood before. An ignored SIGHUP stays ignored: that is what `nohup` is for."""
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    ignored = [n for n in numbers if n != signal.SIGINT and signal.getsignal(n) == signal.SIG_IGN]
+    return {number: signal.signal(number, handler) for number in numbers if number not in ignored}
+
+
+def _restore(handlers: dict[int, Any]) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 class StopSwitch:
@@ -22,20 +50,24 @@ class StopSwitch:
 
     def __init__(self) -> None:
         self.leaving = False
+        self._closing = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopSwitch:
-        for name in HANDLED:
-            if hasattr(signal, name):
-                number = getattr(signal, name)
-                self._before[number] = signal.signal(number, self._on_signal)
+        self._before = _install(HANDLED, self._on_signal)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        _restore(self._before)
+
+    def close(self) -> None:
+        """The work is over: from now on a signal raises nothing, and is seen as `leaving` only."""
+        self._closing = True
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if self._closing:
+            self.leaving = True
+            return
         if number == signal.SIGINT and not self.leaving:
             self.leaving = True
             os.write(2, FIRST_CTRL_C)  # not through `sys.stderr`, which is the trial's log just now

@@ -25,6 +25,11 @@ class Classification(Task):
     def __init__(self, spec: TaskSpec, info: DataInfo) -> None:
         if is_float(info.target_dtype) or info.target_shape:
             _refuse_targets(info)
+        if not info.class_counts:
+            raise DataError(
+                f"The targets of {info.name} are integers, but no class indices: some are negative, or larger than the "
+                "number of samples.\n  Number the classes 0, 1, 2, ..., or use `task.name: regression` for counts."
+            )
         if info.num_outputs < 2:
             names = f" ({', '.join(info.class_names)})" if info.class_names else ""
             raise DataError(
@@ -58,12 +63,6 @@ def class_weights(spec: TaskSpec, info: DataInfo) -> Tensor | None:
     if spec.class_weights == "none":
         return None
     if spec.class_weights == "balanced":
-        if len(info.class_counts) != info.num_outputs:
-            raise SpecError(
-                ("task", "class_weights"),
-                f"'balanced' needs the number of samples of each class, which {info.name} does not tell",
-                "Write the weights as a list, one for each class.",
-            )
         if 0 in info.class_counts:
             empty = info.class_counts.index(0)
             name = info.class_names[empty] if info.class_names else empty

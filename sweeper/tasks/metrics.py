@@ -55,7 +55,8 @@ class R2:
 
     One pass, with the batches' means and squares merged after Chan, Golub and LeVeque (1979), "Updating formulae and
     a pairwise algorithm for computing sample variances": the plain sum of squares loses the spread of targets whose
-    mean is far from zero. A constant target counts as scikit-learn's `r2_score` counts it: 1 if met exactly, else 0.
+    mean is far from zero. A constant target counts as scikit-learn's `r2_score` counts it: 1 if met exactly, else 0;
+    a single sample has no spread, and no R2.
     """
 
     def __init__(self) -> None:
@@ -83,8 +84,8 @@ class R2:
         self.count = total
 
     def compute(self) -> Tensor:
-        """A scalar; NaN without samples."""
-        if self.count == 0:
+        """A scalar; NaN for fewer than two samples."""
+        if self.count < 2:
             return torch.tensor(math.nan)
         spread, residual = torch.as_tensor(self.spread), torch.as_tensor(self.residual)
         explained = 1 - residual / spread

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -23,6 +23,7 @@ Status = Literal["FINISHED", "FAILED", "KILLED"]
 Files = Sequence[tuple[Path, str]]
 
 MAX_STARTS = 4
+CLOSE_POLL_S = 0.2
 EXIT_UNDELIVERED = 3
 WRITER_DEFAULTS = {
     # The writer has its own patience; MLflow's would hold up a close for minutes.
@@ -121,14 +122,17 @@ class Tracker:
         self._read_report()
         return list(self._problems)
 
-    def close(self, timeout_s: float = 60.0) -> bool:
-        """Wait until MLflow has got everything; False when it has not, which leaves the spool for the next start."""
+    def close(self, patience_s: Callable[[], float] = lambda: 60.0) -> bool:
+        """Wait until MLflow has got everything; False when it has not, which leaves the spool for the next start.
+
+        `patience_s` is asked again and again how long the wait may be in all: a signal may shorten it.
+        """
         assert self._events is not None, "close() before start()"
         self._events.close()
-        deadline = time.monotonic() + timeout_s
+        began = time.monotonic()
         code = None
         while code not in (0, EXIT_UNDELIVERED) and self._keep_writer():
-            code = self._end_writer(deadline)
+            code = self._end_writer(lambda: began + patience_s() - time.monotonic())
         self._read_report()
         self._alive.release()
         if code == 0:
@@ -185,19 +189,19 @@ class Tracker:
             self._writer.stdin.write(line)
             self._writer.stdin.flush()
 
-    def _end_writer(self, deadline: float) -> int | None:
-        """Its exit code; None when it had to be stopped at the deadline.
+    def _end_writer(self, time_left_s: Callable[[], float]) -> int | None:
+        """Its exit code; it is stopped when no time is left.
 
         The end is said, not only shown by closing the pipe: loader workers forked from this process may hold it open.
         """
         assert self._writer is not None
         self._tell_writer(b"end\n")
-        try:
-            return self._writer.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            self._writer.kill()
-            self._writer.wait()
-            return EXIT_UNDELIVERED
+        while (left_s := time_left_s()) > 0:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return self._writer.wait(min(left_s, CLOSE_POLL_S))
+        self._writer.kill()
+        self._writer.wait()
+        return EXIT_UNDELIVERED
 
     def _read_report(self) -> None:
         for said, end in read_values(self._folder.report, self._read_to):

@@ -4,7 +4,31 @@ from __future__ import annotations
 
 import gc
 
+import psutil
 import torch
+from torch import nn
+
+from sweeper.errors import SpecError
+
+GIB = 2**30
+
+
+def check_weights_fit(model: nn.Module, device: torch.device) -> None:
+    """Raises `SpecError` when weights and gradients alone, one number each, need more memory than the device has.
+
+    The model may stand on any device, `meta` too.
+    """
+    needed = 2 * sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    if device.type == "cuda":
+        there, where = torch.cuda.get_device_properties(device).total_memory, str(device)
+    else:
+        there, where = psutil.virtual_memory().total, "this machine"
+    if needed > there:
+        raise SpecError(
+            ("model",),
+            f"its weights and gradients alone need {needed / GIB:.1f} GiB, and {where} has {there / GIB:.1f}",
+            "Choose a smaller one, or search smaller values of model.params.",
+        )
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -42,6 +42,11 @@ def optimizer_class(name: str) -> type[torch.optim.Optimizer]:
     return found
 
 
+def takes_momentum(name: str) -> bool:
+    """Whether `train.momentum` is an argument of the optimizer (Adam's family has betas instead)."""
+    return "momentum" in inspect.signature(optimizer_class(name)).parameters
+
+
 def parameter_groups(model: nn.Module, train: TrainSpec) -> list[dict[str, Any]]:
     """Groups by module prefix (longest wins) and by decay: no weight decay on biases and norms unless asked.
 

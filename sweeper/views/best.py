@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
 from optuna.trial import FrozenTrial
@@ -25,14 +26,28 @@ def best_of(stored: StoredStudy) -> FrozenTrial:
 
 
 def best_as_json(stored: StoredStudy) -> dict[str, Any]:
-    """The contract of `sweep best --json`."""
+    """The contract of `sweep best --json`. `checkpoint` is null when its file has been removed."""
     best = best_of(stored)
-    checkpoint = stored.folder(best.number) / "best.pt"
+    checkpoint = best_checkpoint(stored, best)
     return {
         **best_json(best),
         "mlflow_run_id": best.user_attrs.get("mlflow_run_id"),
-        "checkpoint": str(checkpoint.absolute()),
+        "checkpoint": str(checkpoint) if checkpoint.exists() else None,
     }
+
+
+def best_checkpoint(stored: StoredStudy, trial: FrozenTrial) -> Path:
+    """Where the trial's best weights were written."""
+    return (stored.folder(trial.number) / "best.pt").absolute()
+
+
+def where_to_load(stored: StoredStudy, trial: FrozenTrial) -> list[str]:
+    """Two lines on the trial's best weights: where they are, or were, and how to load them."""
+    path = best_checkpoint(stored, trial)
+    if path.exists():
+        return [f"checkpoint: {path}", f"load it:    sweeper.load_model({str(path)!r})"]
+    run_id = trial.user_attrs.get("mlflow_run_id")
+    return [f"checkpoint: {path} has been removed", f"MLflow keeps a copy: run {run_id}, artifact best/best.pt"]
 
 
 def sections_to_paste(stored: StoredStudy, trial: FrozenTrial) -> str:

@@ -18,7 +18,8 @@ from sweeper.spec import ChoicesSpec, Scalar, StudySpec, TrialConfig
 from sweeper.study.samplers import rehearse
 from sweeper.tasks import build_task
 from sweeper.tracking import check_tracking
-from sweeper.training.optimizer import build_optimizer, can_mask
+from sweeper.training.memory import check_weights_fit
+from sweeper.training.optimizer import build_optimizer, can_mask, takes_momentum
 from sweeper.training.precision import resolve_device, resolve_precision
 from sweeper.training.session import check_monitor, on_no_device
 from sweeper.training.windows import Windows, validation_steps
@@ -35,7 +36,9 @@ def preflight(spec: StudySpec, import_folder: Path) -> LoadedData:
     device = resolve_device(spec.train.device)
     with _user_code(("data", "source"), spec.data.source):
         data = load_data(spec.data)
-    for config in corner_configs(spec):
+    configs = list(corner_configs(spec))
+    _check_momentum(spec, configs)
+    for config in configs:
         resolve_precision(config.train.precision, device)
         with _user_code(("task", "name"), config.task.name):
             task = build_task(config.task, data.info)
@@ -44,6 +47,7 @@ def preflight(spec: StudySpec, import_folder: Path) -> LoadedData:
         with on_no_device(unless=is_import_path(config.model.name)):
             with _user_code(("model", "name"), config.model.name):
                 model = build_model(config.model, task.info)
+            check_weights_fit(model, device)
             build_optimizer(
                 model, config.train, fused=config.speed.fused is not False and can_mask(config.train, device)
             )
@@ -63,6 +67,15 @@ def _user_code(key: tuple[str, ...], name: str) -> Iterator[None]:
         place = traceback.extract_tb(error.__traceback__)[-1]
         what = f"{name!r} raised {traceback.format_exception_only(error)[-1].strip()}"
         raise SpecError(key, what, f"It happened in {place.filename}:{place.lineno}: {place.line}") from error
+
+
+def _check_momentum(spec: StudySpec, configs: list[TrialConfig]) -> None:
+    """A momentum that the file asks for, of an optimizer that has none, would be ignored in silence."""
+    asked = "momentum" in spec.train.model_fields_set or "momentum" in spec.search_space
+    if asked and not any(takes_momentum(config.train.optimizer) for config in configs):
+        path = ("search_space",) if "momentum" in spec.search_space else ("train",)
+        what = f"the optimizer {spec.train.optimizer} has none"
+        raise SpecError((*path, "momentum"), what, "Remove it, or give its own arguments as `optimizer_params`.")
 
 
 def _check_validations(config: TrialConfig, num_samples: int) -> None:

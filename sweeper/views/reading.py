@@ -11,7 +11,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from sweeper.errors import StorageError, SweeperError
-from sweeper.ownership import Claims, Owner, open_storage, sqlite_path
+from sweeper.ownership import Claims, Owner, open_to_read, sqlite_path
 from sweeper.spec import StudySpec
 from sweeper.study.opening import TOKEN, folder_name, stored_spec
 
@@ -80,7 +80,7 @@ def read_study(spec: StudySpec) -> StoredStudy:
         raise StorageError(f"{path} is not a database of studies\n  Check `storage` in the study file.")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
-        study = optuna.load_study(study_name=spec.study, storage=open_storage(spec.storage))
+        study = optuna.load_study(study_name=spec.study, storage=open_to_read(spec.storage))
     except KeyError:
         raise StorageError(f"There is no study {spec.study!r} in {path}\n{todo}") from None
     spec = stored_spec(spec, study)
