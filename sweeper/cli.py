@@ -66,7 +66,7 @@ def run(study_file: Path) -> None:
     from sweeper.study.running import run_study
     from sweeper.views.preflight import preflight
 
-    data = _with_lines(file, lambda: preflight(file.spec, file.path.parent))
+    data = _with_lines(file, lambda: preflight(file.spec, file.folder))
     click.echo(_summary(file, data.info.sizes))
     with RunDisplay(file.spec, sys.stdout, *_so_far(file)) as display:
         progress = Progress(
@@ -94,7 +94,7 @@ def check(study_file: Path) -> None:
     file = _read(study_file)
     from sweeper.views.preflight import preflight
 
-    data = _with_lines(file, lambda: preflight(file.spec, file.path.parent))
+    data = _with_lines(file, lambda: preflight(file.spec, file.folder))
     click.echo(_summary(file, data.info.sizes))
     click.echo("The study file is sound.")
 

@@ -16,7 +16,11 @@ from sweeper.yamlfile import KeyPath, as_written
 def merge_alternatives(faults: list[Fault]) -> list[Fault]:
     """A key that may be, say, a number or `auto` fails once for each; its reader needs one sentence."""
     merged: dict[KeyPath, Fault] = {}
+    # A list with a fault in it was meant as a list: that it is no single word either says nothing.
+    inside = {fault.path[:-1] for fault in faults if isinstance(fault.path[-1:][0] if fault.path else None, int)}
     for fault in faults:
+        if fault.path in inside:
+            continue
         first = merged.get(fault.path)
         if first is None:
             merged[fault.path] = fault

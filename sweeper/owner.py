@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import socket
 import sys
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 
@@ -58,6 +61,25 @@ class Owner:
             return _start_time(self.pid) != self.start_time
         except PermissionError:
             return None
+
+
+@contextlib.contextmanager
+def this_process_only() -> Iterator[None]:
+    """A child that code inside forks, and that comes back here as if it were its parent, ends at once."""
+    pid = os.getpid()
+    try:
+        yield
+    except BaseException as error:
+        if os.getpid() != pid:
+            _end_child(error)
+        raise
+    if os.getpid() != pid:
+        _end_child(None)
+
+
+def _end_child(error: BaseException | None) -> NoReturn:
+    code = error.code if isinstance(error, SystemExit) else 0 if error is None else 1
+    os._exit(code if isinstance(code, int) else 0 if code is None else 1)
 
 
 def _place() -> tuple[str, str, str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -261,6 +262,8 @@ class Renewal:
 
     def check(self) -> None:
         """Renew now. Raises `LostTrialError` when the trial is lost, `StorageError` when the database is silent."""
+        if os.getpid() != self._claims.owner.pid:
+            os._exit(0)  # a child that the user's code forked, which goes on as if it were its parent
         if self.lost or not self._claims.renew(self._trial_id):
             self.lost = True
             raise LostTrialError(f"trial id {self._trial_id} is no longer run by this worker")

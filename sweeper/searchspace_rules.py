@@ -185,12 +185,22 @@ class SpaceReader:
             SECTIONS[path[0]].model_validate({"name": "mlp", **section} if path[0] == "model" else section)
         except ValidationError as error:
             for detail in error.errors():
+                if detail["type"] == "value_error" and self._already_wrong(path[0], detail["msg"]):
+                    continue
                 if detail["loc"][: len(path) - 1] == path[1:] or detail["type"] == "value_error":
                     fault = to_fault(detail, section)
                     if fault.what == "unknown key":
                         return "there is no such key", fault.todo
                     return fault.what, fault.todo
         return None
+
+    def _already_wrong(self, name: str, message: str) -> bool:
+        """Whether the section says so without any drawn value: then that is the fault, and it is said there."""
+        try:
+            SECTIONS[name].model_validate(self.values.get(name) or {})
+        except ValidationError as error:
+            return any(detail["msg"] == message for detail in error.errors())
+        return False
 
     def _check_conditions(self) -> None:
         for name, domain in self.domains.items():

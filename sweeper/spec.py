@@ -25,7 +25,8 @@ Scalar = bool | int | float | str | None
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    # Infinities and NaN stay what they are in JSON (as Python's json reads and writes them), instead of null.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, ser_json_inf_nan="constants")
 
 
 class ObjectiveSpec(Section):
@@ -162,6 +163,14 @@ class TrainSpec(Section):
                 f"max_grad_norm ({self.max_grad_norm:g}) and max_grad_value ({self.max_grad_value:g}) are both given"
                 " | Write `null` for one of them: gradients are clipped by norm or by value."
             )
+        return self
+
+    @model_validator(mode="after")
+    def _each_prefix_once(self) -> TrainSpec:
+        prefixes = [group.prefix.rstrip(".") for group in self.groups]
+        twice = [prefix for prefix in prefixes if prefixes.count(prefix) > 1]
+        if twice:
+            raise ValueError(f"groups names the prefix {twice[0]!r} twice | Keep one of the two.")
         return self
 
     @property

@@ -22,15 +22,24 @@ OVERRIDES = {"SWEEPER_STORAGE": ("storage",), "SWEEPER_TRACKING_URI": ("tracking
 
 @dataclass
 class StudyFile:
-    """A study file that was read without a fault. `notices` are things worth saying that stop nothing."""
+    """A study file that was read without a fault. `notices` are things worth saying that stop nothing.
+
+    `path` is the file as it was named; `folder`, where the user's code stands, is absolute: that code may change the
+    working directory.
+    """
 
     spec: StudySpec
-    path: Path
+    yaml: YamlFile
+    folder: Path
     notices: list[str] = field(default_factory=list)
+
+    @property
+    def path(self) -> Path:
+        return self.yaml.path
 
     def explain(self, error: SpecError) -> StudyFileError:
         """The fault that a part found later, with the line it stands on."""
-        return StudyFileError(_fault_text(YamlFile(self.path), error.fault), [error.fault])
+        return StudyFileError(_fault_text(self.yaml, error.fault), [error.fault])
 
 
 def read_study_file(path: Path) -> StudyFile:
@@ -48,7 +57,7 @@ def read_study_file(path: Path) -> StudyFile:
         raise_faults(file, faults)
     notices = [f"{path}:{file.line(at)}: {text}" for at, text in space.notices]
     notices += [f"{path}:{file.line(('sampler', 'name'))}: {text}" for text in _sampler_notices(spec)]
-    return StudyFile(spec, path, notices)
+    return StudyFile(spec, file, path.absolute().parent, notices)
 
 
 def raise_faults(file: YamlFile, faults: list[Fault]) -> NoReturn:

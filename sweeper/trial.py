@@ -21,6 +21,7 @@ from sweeper.errors import (
     LostTrialError,
     SweeperError,
 )
+from sweeper.owner import this_process_only
 from sweeper.ownership import Renewal, storage_lock
 from sweeper.records import StopReason, TrialOutcome
 from sweeper.room import LeftEarly, TrialRoom
@@ -107,7 +108,8 @@ def _guarded(run: Attempt) -> TrialOutcome:
     Memory is released outside the `except`, because the exception keeps the frames, and they the tensors, alive.
     """
     try:
-        return run.run()
+        with this_process_only():
+            return run.run()
     except DivergedError as error:
         return run.outcome("diverged", str(error))
     except CheckpointError as error:

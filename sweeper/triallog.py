@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,12 +21,13 @@ def captured(path: Path) -> Iterator[None]:
     root = logging.getLogger()
     root.addHandler(handler)
     try:
-        with log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log), warnings.catch_warnings():
+        with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log), warnings.catch_warnings():
             warnings.simplefilter("default")
             warnings.showwarning = _show_in(log)
             yield
     finally:
         root.removeHandler(handler)
+        log.really_close()
 
 
 def _show_in(log: TextIO) -> Callable[..., None]:
@@ -36,18 +38,28 @@ def _show_in(log: TextIO) -> Callable[..., None]:
 
 
 class _Log(io.TextIOWrapper):
-    """A text file that loses what does not fit on the disk, instead of failing the trial that prints."""
+    """A text file that loses what does not fit on the disk, instead of failing the trial that prints.
+
+    A user's `sys.stdout.close()` closes it as little as it would a terminal for the rest of the program.
+    """
 
     def write(self, text: str) -> int:
         with contextlib.suppress(OSError):
             super().write(text)
         return len(text)
 
+    def close(self) -> None:
+        pass
 
-def _opened(path: Path) -> TextIO:
+    def really_close(self) -> None:
+        super().close()
+
+
+def _opened(path: Path) -> _Log:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return _Log(path.open("ab", buffering=0), encoding="utf-8", errors="backslashreplace", write_through=True)
+        raw = io.FileIO(path, "a")
     except OSError as error:
         warnings.warn(f"{path} cannot be written ({error.strerror}): the trial has no log", stacklevel=3)
-        return io.StringIO()
+        raw = io.FileIO(os.devnull, "a")
+    return _Log(raw, encoding="utf-8", errors="backslashreplace", write_through=True)

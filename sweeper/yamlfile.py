@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -98,6 +99,8 @@ def plain(node: Any) -> Any:
         if "\0" in node:
             raise ValueError(f"{str(node)!r} holds a NUL, which no path and no database takes")
         return str(node)
+    if isinstance(node, datetime.date):  # YAML 1.2 has no dates: it is text that looks like one
+        return node.isoformat()
     for kind in (int, float):
         if isinstance(node, kind):
             return kind(node)

@@ -136,3 +136,24 @@ def test_a_best_checkpoint_that_cannot_be_used_says_why(tmp_path: Path) -> None:
     (tmp_path / "best.pt").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"best\.pt: damaged, the checksum of .* is wrong"):
         load_model(tmp_path)
+
+
+ODD_PARAMS = """
+from torch import nn
+def build(params, data):
+    model = nn.Sequential(nn.Flatten(), nn.Hardtanh(-1.0, params["cap"]), nn.Linear(64, params["widths"][1]))
+    return model.append(nn.BatchNorm1d(params["widths"][1]))
+"""
+
+
+def test_params_come_back_as_the_python_values_that_they_were(tmp_path: Path) -> None:
+    (tmp_path / "odd_params.py").write_text(ODD_PARAMS)
+    sys.path.insert(0, str(tmp_path))
+    spec = ModelSpec(name="odd_params:build", params={"cap": float("inf"), "widths": {1: 4}})
+    try:
+        save_best(tmp_path, spec, tmp_path)
+        assert open_checkpoint(tmp_path / "best.pt")["model_spec"]["params"] == spec.params
+        loaded = load_model(tmp_path)
+    finally:
+        sys.path.remove(str(tmp_path))
+    assert loaded[1].max_val == float("inf")

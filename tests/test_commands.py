@@ -205,6 +205,31 @@ def test_looking_writes_nothing_and_waits_for_no_lock(ran: Path) -> None:
     assert sorted((path.name, path.stat().st_mtime_ns) for path in (ran / "mlruns").iterdir()) == before
 
 
+WANDERING = """
+import os
+from torch import nn
+
+def build(params, data):
+    os.chdir("/")
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, data.num_outputs))
+"""
+
+
+def test_user_code_that_changes_the_folder_moves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "wandering.py").write_text(WANDERING)
+    (tmp_path / "study.yaml").write_text(
+        STUDY.replace("{name: mlp, params: {width: 32}}", "{name: 'wandering:build'}").replace("trials: 3", "trials: 1")
+    )
+    done = sweep(tmp_path, "run", "study.yaml")
+    assert (done.returncode, done.stderr) == (0, "")
+    best = as_json(tmp_path, "best")
+    script = f"import sweeper; print(sweeper.load_model({best['checkpoint']!r})[1].out_features)"
+    loaded = subprocess.run([sys.executable, "-c", script], cwd="/", capture_output=True, text=True)
+    assert loaded.stdout == "10\n", loaded.stderr
+    kept = {file.path for file in client_of(tmp_path).list_artifacts(runs(tmp_path)["small"].info.run_id)}
+    assert kept == {"study.yaml"}
+
+
 def test_a_removed_checkpoint_is_not_offered(ran: Path) -> None:
     best = as_json(ran, "best")
     checkpoint, hidden = Path(best["checkpoint"]), ran / "hidden.pt"

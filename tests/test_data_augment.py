@@ -95,6 +95,7 @@ def test_arrays_are_augmented_too() -> None:
         pytest.param({"random_crop": {}, "random_erasing": {}}, "is not one augmentation", id="two in one"),
         pytest.param({"random_crop": 4}, "is not one augmentation", id="no section"),
         pytest.param({}, "is not one augmentation", id="nothing"),
+        pytest.param("color_jitter", "changes nothing without an argument", id="no colour change"),
     ],
 )
 def test_an_entry_that_cannot_be_used_is_named_by_its_place(entry: Any, words: str) -> None:
@@ -102,6 +103,15 @@ def test_an_entry_that_cannot_be_used_is_named_by_its_place(entry: Any, words: s
         build_augment(["random_vertical_flip", entry], PICTURES)
     assert caught.value.fault.path == ("data", "augment", 1)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(("low", "high"), [(-1.0, 1.0), (0.0, 255.0)])
+def test_colours_of_normalised_pictures_are_not_changed(low: float, high: float) -> None:
+    """torchvision would cut them off at 0 and 1."""
+    scaled = InMemory(torch.rand(4, 3, 8, 8) * (high - low) + low, torch.zeros(4))
+    with pytest.raises(SpecError, match="color_jitter takes colours from 0 to 1, but a picture goes from"):
+        build_augment([{"color_jitter": {"brightness": 0.2}}], scaled)
+    assert build_augment([{"color_jitter": {"brightness": 0.2}}], InMemory(torch.rand(4, 3, 8, 8), torch.zeros(4)))
 
 
 @pytest.mark.parametrize("inputs", [torch.zeros(3, 5), torch.zeros(3, 2, 2, 2, 2)], ids=["rows", "volumes"])

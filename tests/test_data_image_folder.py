@@ -285,3 +285,44 @@ def test_augmentation_is_checked_when_the_data_is_loaded(tmp_path: Path) -> None
     with pytest.raises(SpecError) as caught:
         load_data(folder_spec(write_d2(tmp_path), augment=["random_crop", "random_flip"]))
     assert caught.value.fault.path == ("data", "augment", 1)
+
+
+def test_a_link_to_a_folder_above_gives_no_file_twice(tmp_path: Path) -> None:
+    write_d2(tmp_path)
+    root = tmp_path / "train"
+    (root / "a" / "again").symlink_to("..", target_is_directory=True)
+    (root / "b" / "itself").symlink_to(".", target_is_directory=True)
+    assert load_data(folder_spec(root, val_fraction=0.25)).info.sizes == {"train": 9, "val": 3}
+
+
+@pytest.mark.parametrize(("train", "val"), [("Train", "Val"), ("TRAIN", "VALIDATION")])
+def test_folders_of_splits_may_be_written_in_capitals(tmp_path: Path, train: str, val: str) -> None:
+    write_d2(tmp_path)
+    (tmp_path / "train").rename(tmp_path / train)
+    (tmp_path / "val").rename(tmp_path / val)
+    info = load_data(folder_spec(tmp_path)).info
+    assert (info.class_names, info.sizes) == (("a", "b", "c"), {"train": 12, "val": 6})
+
+
+def test_a_folder_beside_the_splits_is_named(tmp_path: Path) -> None:
+    write_d2(tmp_path)
+    write_noise(tmp_path / "cats" / "1.png", seed=0)
+    with pytest.warns(UserWarning, match="cats beside .*/train is no split, and is not looked at"):
+        assert load_data(folder_spec(tmp_path)).info.sizes == {"train": 12, "val": 6}
+
+
+def test_validation_data_without_a_readable_image_is_an_error_even_with_skip(tmp_path: Path) -> None:
+    write_d2(tmp_path)
+    for path in (tmp_path / "val").rglob("*.png"):
+        path.write_bytes(b"no picture")
+    with pytest.warns(UserWarning, match="val: 6 skipped, 0 used"), pytest.raises(DataError, match="of the val data"):
+        load_data(folder_spec(tmp_path, on_bad_file="skip"))
+
+
+def test_an_unreadable_image_is_told_in_the_same_words_every_time(tmp_path: Path) -> None:
+    write_d2(tmp_path)
+    bad = tmp_path / "train" / "a" / "0.png"
+    bad.write_bytes(b"no picture")
+    with pytest.raises(DataError) as caught:
+        load_data(folder_spec(tmp_path))
+    assert f"\n  {bad}: UnidentifiedImageError: cannot identify image file\n" in str(caught.value)

@@ -154,3 +154,21 @@ def test_pictures_are_kept_as_bytes(tmp_path: Path) -> None:
     train: Any = load_data(spec(tmp_path, "MNIST")).splits.train
     assert train.inputs.dtype == torch.uint8
     assert train[0][0].dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        pytest.param("train-images-idx3-ubyte", b"", id="empty"),
+        pytest.param("train-images-idx3-ubyte", b"<html><body>404 Not Found</body></html>", id="a web page"),
+        pytest.param("train-labels-idx1-ubyte", idx(np.arange(19) % 10), id="a label missing"),
+        pytest.param("train-images-idx3-ubyte", idx(np.zeros((20, 28, 28)))[:-100], id="truncated"),
+    ],
+)
+def test_files_that_are_damaged_in_any_way_are_said_so(tmp_path: Path, file: str, content: bytes) -> None:
+    raw = tmp_path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for name, sound in mnist_files().items():
+        (raw / name).write_bytes(content if name == file else sound)
+    with pytest.raises(DataError, match=r"MNIST is not under .* or its files are incomplete or damaged"):
+        load_data(spec(tmp_path, "MNIST"))

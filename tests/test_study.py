@@ -9,10 +9,12 @@ from typing import Any
 
 import optuna
 import pytest
+import torch
 
 from builders import make_spec
 from harness import listed_spec, run_spec
 from sweeper.errors import DataError, SpecError, StorageError, StudyChangedError
+from sweeper.spec import StudySpec
 from sweeper.study.opening import differences, open_study
 from sweeper.study.running import git_tags
 from sweeper.study.samplers import grid_size, make_pruner, make_sampler, rehearse
@@ -211,6 +213,58 @@ def test_a_preflight_builds_what_the_extremes_ask_for(tmp_path: Path) -> None:
         preflight(make_spec(search_space={"model.params.width": {"choices": [8, 2**40]}}), Path(__file__).parent)
     stepped = {"model.params.dropout": {"low": 0.0, "high": 1.0, "step": 0.3}}
     preflight(make_spec(search_space=stepped), Path(__file__).parent)
+
+
+def test_an_infinity_in_the_file_is_no_null(tmp_path: Path) -> None:
+    def spec(cap: float | None) -> StudySpec:
+        model = {"name": "toys:raising_model", "params": {"cap": cap}}
+        return make_spec(model=model, storage=f"sqlite:///{tmp_path}/optuna.db")
+
+    open_study(spec(math.inf))
+    open_study(spec(math.inf))
+    with pytest.raises(StudyChangedError, match=r"model\.params\.cap: was Infinity, now null"):
+        open_study(spec(None))
+
+
+VAL_LOSS = {"monitor": "val_loss", "direction": "minimize"}
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        pytest.param(
+            {"data": {"source": "toys:double_digits"}}, r"a batch of float64 of the shape \(2, 1, 8, 8\)", id="float64"
+        ),
+        pytest.param(
+            {"model": {"name": "toys:narrow_model"}},
+            r"answers with the shape \(2, 7\), where each sample needs a number for each of the 10 classes",
+            id="too few outputs",
+        ),
+        pytest.param(
+            {"model": {"name": "toys:wide_model"}},
+            r"cannot take a batch of float32 .*: mat1 and mat2",
+            id="input width",
+        ),
+        pytest.param(
+            {"task": {"name": "toys:VectorMetric"}}, r"'all' computes the shape \(10,\), not one number", id="metric"
+        ),
+        pytest.param({"task": {"name": "toys:MeanLoss"}}, "returned an object of type Tensor from `loss`", id="loss"),
+        pytest.param(
+            {"model": {"name": "toys:raising_model", "params": {"error": "exit"}}},
+            r"'toys:raising_model' raised SystemExit",
+            id="forward raises",
+        ),
+    ],
+)
+def test_parts_that_do_not_fit_together_are_found_before_anything_runs(sections: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        preflight(make_spec(**{"objective": VAL_LOSS, **sections}), Path(__file__).parent)
+
+
+def test_a_rehearsal_leaves_no_trace_in_the_random_states() -> None:
+    before = torch.get_rng_state()
+    preflight(make_spec(model={"name": "toys:narrow_model", "params": {"outputs": 10}}), Path(__file__).parent)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_momentum_that_no_optimizer_would_take_is_a_fault() -> None:

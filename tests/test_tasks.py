@@ -346,6 +346,22 @@ class OneSum(Half):
     def metrics(self):
         return {}
 
+class Nothing(Least):
+    def metrics(self):
+        return None
+
+class NamedLoss(Least):
+    def metrics(self):
+        return {"loss": torch.nn.Identity()}
+
+class OddName(Least):
+    def metrics(self):
+        return {"acc@1": torch.nn.Identity()}
+
+class NoMetric(Least):
+    def metrics(self):
+        return {"acc": torch.nn.Identity()}
+
 class Vector(OneSum):
     def loss(self, output, batch):
         return output, len(output)
@@ -386,6 +402,12 @@ def test_a_users_task_may_prepare_forward_and_move(user_module: str) -> None:
         pytest.param("NUMBER", "is of type int, not a class", id="not a class"),
         pytest.param("Unprepared", "returned an object of type NoneType from `prepare`, not a sweeper.DataInfo",
                      id="prepares nothing"),
+        pytest.param("Nothing", "returned an object of type NoneType from `metrics`", id="no metrics"),
+        pytest.param("NamedLoss", "names a metric 'loss', which cannot be: val_loss is the loss's name", id="loss"),
+        pytest.param("OddName", "names a metric 'acc@1', which cannot be: MLflow takes letters, digits and _ - . only",
+                     id="a name that MLflow refuses"),
+        pytest.param("NoMetric", "has a metric 'acc' without update, compute, reset; torchmetrics' have all",
+                     id="no metric"),
     ],
 )  # fmt: skip
 def test_what_is_no_task_is_said_in_words(user_module: str, attribute: str, what: str) -> None:

@@ -86,11 +86,21 @@ def test_what_a_kill_left_is_delivered_once_by_the_next_run(kill: str, place: Pa
 
 def test_the_writer_of_a_killed_worker_delivers_and_closes_what_is_open(place: Path, client: MlflowClient) -> None:
     spool = killed_worker(place, "orphan", "worker")
-    wait_until(lambda: list(spool.iterdir()) == [])
+    wait_until(lambda: [path.suffix for path in spool.iterdir()] == [".runs"])
     run = only_run(client, "orphan", "trial-0007")
     assert points(client, run, "val_loss") == [(step, 0.5) for step in range(40)]
     assert (run.info.status, only_run(client, "orphan", "orphan").info.status) == ("KILLED", "KILLED")
     assert run.data.tags["stop_reason"] == "interrupted"
+
+
+def test_runs_that_a_killed_worker_never_heard_of_are_told_to_the_next(place: Path, client: MlflowClient) -> None:
+    spool = killed_worker(place, "unheard", "worker")
+    wait_until(lambda: list(spool.glob("*.runs")))
+    next_one = Tracker(spool, settings_for(place, "unheard"))
+    next_one.start()
+    assert wait_until(next_one.new_run_ids) == {7: only_run(client, "unheard", "trial-0007").info.run_id}
+    assert next_one.close(patiently)
+    assert list(spool.iterdir()) == []
 
 
 def test_a_killed_writer_is_started_again(place: Path, client: MlflowClient) -> None:

@@ -259,6 +259,34 @@ def test_whatever_the_users_code_raises_ends_its_trial_alone(tmp_path: Path, err
     assert "Traceback" in (tmp_path / "checkpoints/trial-0000/trial.log").read_text()
 
 
+def test_a_closed_output_hides_nothing(tmp_path: Path) -> None:
+    spec = make_spec(model={"name": "toys:closing_model"}, budget={"trials": 1, "max_failures": 0})
+    with pytest.raises(TooManyFailuresError, match="ValueError: after the close"):
+        run_spec(spec, tmp_path)
+    log = (tmp_path / "checkpoints/trial-0000/trial.log").read_text().splitlines()
+    assert "still heard" in log
+    assert log[-2:] == ["ValueError: after the close", ""]
+
+
+@pytest.mark.parametrize("way", ["exit", "raise", "go on"])
+def test_a_child_that_the_users_code_forks_is_no_second_worker(tmp_path: Path, way: str) -> None:
+    few = {"source": "toys:few_digits"}
+    model = {"name": "toys:forking_model", "params": {"way": way}}
+    train = {"max_epochs": 1, "batch_size": 100}
+    ran = run_spec(make_spec(data=few, model=model, train=train, budget={"trials": 2}), tmp_path)
+    assert ran.states() == ["COMPLETE", "COMPLETE"]
+    assert [len(ran.tracker.records[number]) for number in (0, 1)] == [1, 1]
+    records = (tmp_path / "checkpoints/trial-0000/records.jsonl").read_text().splitlines()
+    assert len(records) == 1
+
+
+def test_a_weight_that_is_no_number_is_divergence(tmp_path: Path) -> None:
+    task = {"name": "toys:NanWeight"}
+    objective = {"monitor": "val_loss", "direction": "minimize"}
+    ran = run_spec(make_spec(task=task, objective=objective, budget={"trials": 1}), tmp_path)
+    assert (ran.states(), ran.reasons()) == (["PRUNED"], ["diverged"])
+
+
 @pytest.mark.parametrize(
     ("error", "summary"),
     [

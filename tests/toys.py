@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from typing import Any
 
@@ -181,6 +183,98 @@ def digits_in_binary(params: dict[str, Any], split_seed: int) -> Splits:
         return InMemory(part.inputs, (part.targets[:, None] >> torch.arange(4) & 1).to(torch.uint8))
 
     return Splits(relabelled(splits.train), relabelled(splits.val))
+
+
+def double_digits(params: dict[str, Any], split_seed: int) -> Splits:
+    """In float64, as NumPy gives numbers."""
+    splits = few_digits(params, split_seed)
+    return Splits(*(InMemory(part.inputs.double(), part.targets) for part in (splits.train, splits.val)))
+
+
+def narrow_model(params: dict[str, Any], data: DataInfo) -> nn.Module:
+    return Flat(64, params.get("outputs", 7))
+
+
+def wide_model(params: dict[str, Any], data: DataInfo) -> nn.Module:
+    return Flat(65, data.num_outputs)
+
+
+class MeanLoss:
+    def loss(self, output: Tensor, batch: Any) -> Any:
+        return nn.functional.cross_entropy(output, batch[1])
+
+    def metrics(self) -> dict[str, Any]:
+        return {}
+
+
+class AllClasses:
+    """Not averaged."""
+
+    def update(self, output: Tensor, target: Tensor) -> None:
+        self.value = output.mean(0)
+
+    def compute(self) -> Tensor:
+        return self.value
+
+    def reset(self) -> None:
+        pass
+
+    def to(self, device: torch.device) -> AllClasses:
+        return self
+
+
+class VectorMetric(MeanLoss):
+    def loss(self, output: Tensor, batch: Any) -> Any:
+        return nn.functional.cross_entropy(output, batch[1], reduction="sum"), len(output)
+
+    def metrics(self) -> dict[str, Any]:
+        return {"all": AllClasses()}
+
+
+class NanWeight(VectorMetric):
+    def loss(self, output: Tensor, batch: Any) -> Any:
+        total, _ = super().loss(output, batch)
+        return total, torch.tensor(float("nan"))
+
+    def metrics(self) -> dict[str, Any]:
+        return {}
+
+
+class Closing(Flat):
+    """Closes its output, prints, and fails."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        sys.stdout.close()
+        sys.stderr.close()
+        print("still heard")
+        raise ValueError("after the close")
+
+
+def closing_model(params: dict[str, Any], data: DataInfo) -> nn.Module:
+    return Closing(64, data.num_outputs)
+
+
+class Forking(Flat):
+    """Forks once in each forward; the child leaves as `way` says, or goes on as if it were the parent."""
+
+    def __init__(self, inputs: int, outputs: int, way: str) -> None:
+        super().__init__(inputs, outputs)
+        self.way = way
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            child = os.fork()
+            if child:
+                os.waitpid(child, 0)
+            elif self.way == "exit":
+                sys.exit(0)
+            elif self.way == "raise":
+                raise ValueError("in the child")
+        return super().forward(inputs)
+
+
+def forking_model(params: dict[str, Any], data: DataInfo) -> nn.Module:
+    return Forking(64, data.num_outputs, params["way"])
 
 
 class Raising(Flat):

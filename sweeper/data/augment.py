@@ -103,6 +103,8 @@ def _build(place: int, entry: str | dict[str, Any], sample: Tensor) -> Callable[
             close = difflib.get_close_matches(str(argument), known, n=1)
             todo = (f"Did you mean {close[0]}? " if close else "") + f"It has: {', '.join(known)}."
             raise SpecError(key, f"{name} has no argument {argument!r}", todo)
+    if name == "color_jitter":
+        _check_colours(key, arguments, sample)
     try:
         transform = make(**{**DEFAULTS[name](height, width), **arguments})
         changed = _try(transform, sample)
@@ -113,6 +115,15 @@ def _build(place: int, entry: str | dict[str, Any], sample: Tensor) -> Callable[
         todo = "Training and validation pictures must have one shape: leave `size` out, and do not expand."
         raise SpecError(key, f"{name} makes {tuple(changed)} of pictures {tuple(sample.shape)}", todo)
     return transform
+
+
+def _check_colours(key: tuple[str | int, ...], arguments: dict[str, Any], sample: Tensor) -> None:
+    if not arguments:
+        todo = "Write, say, `- {color_jitter: {brightness: 0.2, contrast: 0.2}}`."
+        raise SpecError(key, "color_jitter changes nothing without an argument", todo)
+    if sample.is_floating_point() and not (sample.min() >= 0 and sample.max() <= 1):
+        what = f"color_jitter takes colours from 0 to 1, but a picture goes from {sample.min():g} to {sample.max():g}"
+        raise SpecError(key, what, "It would cut them off. Change colours in your own dataset, before it normalises.")
 
 
 def _read(key: tuple[str | int, ...], entry: str | dict[str, Any]) -> tuple[str, dict[str, Any]]:

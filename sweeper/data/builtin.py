@@ -70,8 +70,11 @@ def _read(make: Callable[..., Any], root: Path, is_train: bool, download: bool) 
                 "  Check the network and the folder, or copy the files there and write `download: false`."
             ) from error
     try:
-        return make(root, train=is_train)
-    except (RuntimeError, OSError) as error:
+        part = make(root, train=is_train)
+        if len(part.data) != len(part.targets):
+            raise ValueError(f"{len(part.data)} pictures and {len(part.targets)} labels")
+        return part
+    except Exception as error:  # torchvision reads the files with asserts, struct and pickle
         there = "" if os.path.isdir(root) else " (there is no such folder)"
         raise DataError(
             f"{make.__name__} is not under {root}{there}, or its files are incomplete or damaged.\n"

@@ -61,9 +61,13 @@ def _split_folders(root: Path) -> dict[str, Path]:
     A folder of a split holds class folders. So a class named `train`, of trains, is a class.
     """
     splits: dict[str, Path] = {}
+    others: list[str] = []
     for folder in _visible(root):
-        split = SPLIT_FOLDERS.get(folder.name)
-        if split is None or not folder.is_dir() or not _class_folders(folder):
+        split = SPLIT_FOLDERS.get(folder.name.lower())
+        if not folder.is_dir():
+            continue
+        if split is None or not _class_folders(folder):
+            others.append(folder.name)
             continue
         if split in splits:
             raise DataError(f"{splits[split]} and {folder} both look like the {split} data.\n  Keep one of them.")
@@ -73,6 +77,8 @@ def _split_folders(root: Path) -> dict[str, Path]:
     if "train" not in splits:
         names = ", ".join(folder.name for folder in splits.values())
         raise DataError(f"{root} has {names}, but no `train` folder with class folders beside it.\n  Add it.")
+    if others:
+        warnings.warn(f"{', '.join(others)} beside {splits['train']} is no split, and is not looked at", stacklevel=5)
     return {split: splits[split] for split in ("train", "val", "test") if split in splits}
 
 
@@ -92,7 +98,7 @@ def _files_of_split(root: Path, split: str, folder: Path, classes: list[str], ig
         if not child.is_dir():
             ignored.append(child)
             continue
-        files = list(_walk(child))
+        files = list(_walk(child, above=(root.resolve(), folder.resolve())))
         images = [path for path in files if path.suffix.lower() in SUFFIXES]
         ignored += [path for path in files if path.suffix.lower() not in SUFFIXES]
         target = classes.index(child.name)
@@ -112,9 +118,13 @@ def _class_folders(folder: Path) -> list[Path]:
     return [path for path in _visible(folder) if path.is_dir()]
 
 
-def _walk(folder: Path) -> Iterator[Path]:
+def _walk(folder: Path, above: tuple[Path, ...]) -> Iterator[Path]:
+    """All files below. A link back to a folder `above` it is not followed: it would give the same files again."""
+    real = folder.resolve()
+    if real in above:
+        return
     for path in _visible(folder):
         if path.is_dir():
-            yield from _walk(path)
+            yield from _walk(path, (*above, real))
         else:
             yield path

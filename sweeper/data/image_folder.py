@@ -86,6 +86,8 @@ def load(spec: DataSpec) -> tuple[Splits, str, tuple[str, ...]]:
     datasets = {}
     for split in ("train", "val", "test"):
         files = [entry.file for entry in checked if entry.file.split == split]
+        if not files and any(file.split == split for file in found):
+            raise DataError(f"No image of the {split} data can be read.\n  Mend its files, or remove the folder.")
         if files:
             targets = torch.tensor([file.target for file in files])
             datasets[split] = ImageFolder([file.path for file in files], targets, channels, size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,8 @@ def inspect(path: Path) -> Inspection:
             grey, size = image.mode in GREY_MODES, (image.height, image.width)
             to_channels(image, 1 if grey else 3)
     except Exception as error:  # PIL's decoders raise whatever their format library does
-        return Inspection(fault=f"{type(error).__name__}: {error}".replace(str(path), "the file"))
+        words = re.sub(r" ?<_io\.BytesIO[^>]*>", "", str(error))  # its address tells nobody anything
+        return Inspection(fault=f"{type(error).__name__}: {words}")
     return Inspection(len(content), hashlib.sha256(content).hexdigest(), grey, size)
 
 

@@ -15,6 +15,9 @@ from sweeper.spec import derive_seed
 READ_AT_ONCE = 64
 """Samples held at a time where only their targets are wanted."""
 
+COMPARED = 64
+"""Samples that `targets` is compared with."""
+
 
 def read_samples(dataset: Any, keys: list[tuple[int, int]], seed: int) -> list[Any]:
     """The samples of keys (epoch, index), each drawn from its key alone.
@@ -58,7 +61,8 @@ def _shapes(sample: Any) -> str:
 def targets_of(dataset: Any) -> Tensor:
     """All targets (N, ...), without decoding images where the dataset keeps them as `targets`, as torchvision's do.
 
-    `targets` is believed when its first value is what the first sample holds; otherwise every sample is read.
+    `targets` is believed when it holds what samples all over the dataset hold (a `target_transform` may change them);
+    otherwise every sample is read.
     """
     if isinstance(dataset, Subset):
         return targets_of(dataset.dataset)[torch.as_tensor(dataset.indices, dtype=torch.int64)]
@@ -67,13 +71,17 @@ def targets_of(dataset: Any) -> Tensor:
     kept = getattr(dataset, "targets", None)
     if isinstance(kept, Tensor) and hasattr(dataset, "take"):
         return kept
-    first = collate(read_samples(dataset, [(0, 0)], seed=0))[1]
     if kept is not None and len(kept) == len(dataset):
-        targets = torch.as_tensor(kept)
-        if targets.dtype == first.dtype and torch.equal(targets[:1], first):
+        targets, spread = torch.as_tensor(kept), range(0, len(dataset), max(1, len(dataset) // COMPARED))
+        some = _read_targets(dataset, spread)
+        if targets.dtype == some.dtype and torch.equal(targets[list(spread)], some):
             return targets
+    return _read_targets(dataset, range(len(dataset)))
+
+
+def _read_targets(dataset: Any, indices: range) -> Tensor:
     read: list[Any] = []
-    for start in range(0, len(dataset), READ_AT_ONCE):
-        keys = [(0, index) for index in range(start, min(start + READ_AT_ONCE, len(dataset)))]
+    for start in range(0, len(indices), READ_AT_ONCE):
+        keys = [(0, index) for index in indices[start : start + READ_AT_ONCE]]
         read += [(0, target) for _, target in read_samples(dataset, keys, seed=0)]
     return collate(read)[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from sweeper.data.describe import digest_of
@@ -60,8 +61,13 @@ def _check(source: str, name: str, dataset: Any) -> None:
         parts = f" of {len(sample)}" if isinstance(sample, tuple | list | dict) else ""
         raise SpecError(SOURCE, f"{described} whose samples are a {type(sample).__name__}{parts}, not a pair", PAIRS)
     try:
-        collate([sample])
+        target = collate([sample])[1]
     except DataError as error:
         raise SpecError(
             SOURCE, f"{described} whose samples cannot go into a batch ({error.__cause__})", PAIRS
         ) from error
+    if not isinstance(target, Tensor):
+        what = f"{described} whose targets are a {type(sample[1]).__name__}"
+        raise SpecError(
+            SOURCE, what, "A target is a number, an array or a tensor; what else a loss needs goes into the input."
+        )

@@ -54,7 +54,7 @@ def run_study(file: StudyFile, data: LoadedData, progress: Progress) -> RunResul
         tracker = Tracker(spool / folder_name(spec.study, opened.token), _tracking_settings(spec, opened))
         room = TrialRoom(
             spec=spec,
-            import_folder=file.path.parent,
+            import_folder=file.folder,
             claims=Claims(opened.study._storage, opened.study._study_id, Owner.current()),
             tracker=tracker,
             load=lambda: data,
@@ -63,7 +63,7 @@ def run_study(file: StudyFile, data: LoadedData, progress: Progress) -> RunResul
             progress=progress,
         )
         tracker.start()
-        tracker.study_started(_study_tags(file), [(file.path, "study.yaml")])
+        tracker.study_started(_study_tags(file), [(file.folder / file.path.name, "study.yaml")])
         return _work(opened, room, switch)
 
 
@@ -124,7 +124,7 @@ def _tracking_settings(spec: StudySpec, opened: OpenStudy) -> TrackingSettings:
 
 
 def _study_tags(file: StudyFile) -> dict[str, str]:
-    return {"sweeper.study_file": os.fspath(file.path), **git_tags(file.path.parent)}
+    return {"sweeper.study_file": os.fspath(file.path), **git_tags(file.folder)}
 
 
 def git_tags(folder: Path) -> dict[str, str]:

@@ -46,6 +46,13 @@ class Classification(Task):
         return self
 
     def loss(self, output: Tensor, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        if output.shape[1:] != (self.info.num_outputs,):
+            raise SpecError(
+                ("model", "name"),
+                f"the model answers with the shape {tuple(output.shape)}, where each sample needs a number for each of "
+                f"the {self.info.num_outputs} classes",
+                "Give it `data.num_outputs` outputs in `build(params, data)`.",
+            )
         output, targets = full_precision(output), batch[1].long()
         weights = None if self.weights is None else self.weights.to(output.dtype)
         total = F.cross_entropy(output, targets, weight=weights, reduction="sum", label_smoothing=self.label_smoothing)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any, Self
 
 import torch
@@ -16,6 +18,9 @@ from sweeper.tasks.base import Metric, Task
 WANTED = (
     "A task is a class with `loss(output, batch) -> (sum of losses, sum of weights)` and `metrics() -> {name: metric}`."
 )
+
+METRIC_NAME = r"\w[\w.-]*"
+METRIC_METHODS = ("update", "compute", "reset", "to")
 
 
 class UserTask(Task):
@@ -33,11 +38,24 @@ class UserTask(Task):
         missing = [name for name in ("loss", "metrics") if not callable(getattr(self.own, name, None))]
         if missing:
             raise self._fault(f"has no method {' and no method '.join(f'`{name}`' for name in missing)}")
+        self._check_metrics()
         self.info = self.own.prepare(info) if hasattr(self.own, "prepare") else info
         if not isinstance(self.info, DataInfo):
             raise self._fault(
                 f"returned an object of type {type(self.info).__name__} from `prepare`, not a sweeper.DataInfo"
             )
+
+    def _check_metrics(self) -> None:
+        metrics = self.own.metrics()
+        if not isinstance(metrics, Mapping):
+            raise self._fault(f"returned an object of type {type(metrics).__name__} from `metrics`")
+        for name, metric in metrics.items():
+            if not re.fullmatch(METRIC_NAME, str(name)) or name == "loss":
+                why = "val_loss is the loss's name" if name == "loss" else "MLflow takes letters, digits and _ - . only"
+                raise self._fault(f"names a metric {name!r}, which cannot be: {why}")
+            lacking = [method for method in METRIC_METHODS if not callable(getattr(metric, method, None))]
+            if lacking:
+                raise self._fault(f"has a metric {name!r} without {', '.join(lacking)}; torchmetrics' have all")
 
     def loss(self, output: Any, batch: Any) -> tuple[Tensor, Tensor]:
         answer = self.own.loss(output, batch)

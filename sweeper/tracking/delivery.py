@@ -117,9 +117,9 @@ class Delivery:
             self._log(self._parent.run_id, tags={**event["tags"], STARTED: str(event["at_ms"])})
 
     def _study_finished(self, event: Event) -> None:
+        self._finish(self._parent.run_id, event)  # first, so that nothing keeps the run open
         metrics = [Metric(name, value, event["at_ms"], 0) for name, value in event["metrics"].items()]
         self._log(self._parent.run_id, metrics=metrics)
-        self._finish(self._parent.run_id, event)
 
     def _trial_started(self, event: Event) -> None:
         number = event["number"]

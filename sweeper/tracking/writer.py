@@ -26,6 +26,7 @@ LOOK_EVERY_S = 0.2
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
 PATIENCE_S = 20.0  # without a worker and without an answer
 OTHER_WRITER_S = 30.0  # a dead worker's writer needs no longer to end
+ORPHANED = ".runs"  # a report without a worker, beside the folders of the spool
 TRIES_BEFORE_WORDS = 3  # a short hiccup is not worth a sentence
 
 
@@ -60,7 +61,10 @@ class Writer:
         with self.own.writer_lock().acquire(timeout=OTHER_WRITER_S):
             for folder in self._others():
                 self._finish_dead(folder)
-            self._know_runs(self.own)
+            self._know_runs(self.own.report)
+            for orphaned in self.own.path.parent.glob(f"*{ORPHANED}"):
+                self._tell_runs(orphaned)
+                orphaned.unlink(missing_ok=True)
             while True:
                 gone = self.worker.gone.is_set()  # asked first: then nothing is appended after the look
                 self._replay(self.own)
@@ -79,23 +83,34 @@ class Writer:
         try:
             with folder.worker_lock().acquire(timeout=1), folder.writer_lock().acquire(timeout=OTHER_WRITER_S):
                 if folder.events.exists():
-                    self._know_runs(folder)
+                    self._know_runs(folder.report)
                     self._replay(folder)
                     others_run = folder != self.own or any(other.is_alive() for other in self._others())
                     for event in _left_open(folder, with_study=not others_run):
                         self._insist(event)
+                    self._hand_on_runs(folder)
                     folder.events.unlink()
         except Timeout:
             return
         folder.remove()
 
-    def _know_runs(self, folder: SpoolFolder) -> None:
-        """Runs that an earlier writer opened; told on, because its worker may have died before it heard of them."""
-        for said, _ in read_values(folder.report, 0):
-            if said is not None and "run" in said:
-                self.delivery.runs[said["number"]] = said["run"]
-                if folder != self.own:
-                    self._report_run(said["number"], said["run"])
+    def _know_runs(self, report: Path) -> dict[int, str]:
+        """Runs that a writer reported."""
+        said = [value for value, _ in read_values(report, 0) if value is not None]
+        runs = {value["number"]: value["run"] for value in said if "run" in value}
+        self.delivery.runs.update(runs)
+        return runs
+
+    def _tell_runs(self, report: Path) -> None:
+        for number, run_id in self._know_runs(report).items():
+            self._report_run(number, run_id)
+
+    def _hand_on_runs(self, folder: SpoolFolder) -> None:
+        """A dead worker may not have heard of its runs: tell ours, or, if it was ours, leave it to the next writer."""
+        if folder != self.own:
+            self._tell_runs(folder.report)
+        elif folder.report.exists():
+            folder.report.replace(folder.path.with_name(folder.path.name + ORPHANED))
 
     def _replay(self, folder: SpoolFolder) -> None:
         for event, end in read_values(folder.events, folder.load_cursor()):

@@ -42,7 +42,7 @@ def best_payload(
     return {
         "format": FORMAT,
         "model": weights,
-        "model_spec": config.model.model_dump(mode="json"),
+        "model_spec": config.model.model_dump(),
         "data_info": info.to_json(),
         "import_folder": None if import_folder is None else str(import_folder.resolve()),
         "config": config.model_dump(mode="json"),

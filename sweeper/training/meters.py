@@ -52,7 +52,7 @@ class Meters:
         """One micro-batch: the sum of its losses and of their weights, both of shape ()."""
         self._loss += loss_sum
         self._weight += weight
-        self._bad += ~torch.isfinite(loss_sum)
+        self._bad += ~torch.isfinite(loss_sum + weight)
 
     def add_step(self, clip: ClipResult, bad: Tensor) -> None:
         """One window; `bad` of shape (), bool: its step was skipped."""

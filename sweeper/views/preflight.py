@@ -6,6 +6,7 @@ import contextlib
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -21,6 +22,7 @@ from sweeper.tracking import check_tracking
 from sweeper.training.memory import check_weights_fit
 from sweeper.training.optimizer import build_optimizer, can_mask, takes_momentum
 from sweeper.training.precision import resolve_device, resolve_precision
+from sweeper.training.rehearsal import first_samples, rehearse_batch
 from sweeper.training.session import check_monitor, on_no_device
 from sweeper.training.windows import Windows, validation_steps
 
@@ -33,25 +35,36 @@ def preflight(spec: StudySpec, import_folder: Path) -> LoadedData:
     add_import_folder(import_folder)
     check_tracking(spec.tracking.uri)
     rehearse(spec)
-    device = resolve_device(spec.train.device)
     with _user_code(("data", "source"), spec.data.source):
         data = load_data(spec.data)
     configs = list(corner_configs(spec))
     _check_momentum(spec, configs)
+    batch = first_samples(data)
     for config in configs:
-        resolve_precision(config.train.precision, device)
-        with _user_code(("task", "name"), config.task.name):
-            task = build_task(config.task, data.info)
-        check_monitor(config, task)
-        _check_validations(config, len(data.splits.train))
-        with on_no_device(unless=is_import_path(config.model.name)):
-            with _user_code(("model", "name"), config.model.name):
-                model = build_model(config.model, task.info)
-            check_weights_fit(model, device)
-            build_optimizer(
-                model, config.train, fused=config.speed.fused is not False and can_mask(config.train, device)
-            )
+        _build_parts(config, data, batch)
     return data
+
+
+def _build_parts(config: TrialConfig, data: LoadedData, batch: Any) -> None:
+    """Everything that a trial would train with, and one small batch through it.
+
+    Our own models and tasks need no memory for that; a user's code runs where it will run.
+    """
+    device = resolve_device(config.train.device)
+    resolve_precision(config.train.precision, device)
+    model_name, task_name = ("model", "name"), ("task", "name")
+    with _user_code(task_name, config.task.name):
+        task = build_task(config.task, data.info)
+        check_monitor(config, task)
+    _check_validations(config, len(data.splits.train))
+    for_real = is_import_path(config.model.name) or is_import_path(config.task.name)
+    with on_no_device(unless=for_real):
+        with _user_code(model_name, config.model.name):
+            model = build_model(config.model, task.info)
+        check_weights_fit(model, device)
+        build_optimizer(model, config.train, fused=config.speed.fused is not False and can_mask(config.train, device))
+        with _user_code(model_name, config.model.name), _user_code(task_name, config.task.name):
+            rehearse_batch(model, task, batch, device if for_real else None)
 
 
 @contextlib.contextmanager
