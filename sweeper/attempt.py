@@ -14,6 +14,7 @@ from typing import Any
 
 import optuna
 
+from sweeper.data.samples import first_batch
 from sweeper.errors import CheckpointError, DatabaseError, StorageError
 from sweeper.ownership import Renewal
 from sweeper.pruning import PRUNED_AT, should_prune
@@ -154,6 +155,7 @@ class Attempt:
                     record,
                     self.room.spec.study,
                     self.room.import_folder,
+                    first_batch(session.data.splits.val, 1)[0],
                 )
             )
         leaving = record.epoch_complete and self.room.leave_after_epoch()

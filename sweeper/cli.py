@@ -8,15 +8,17 @@ from __future__ import annotations
 import json
 import math
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from sweeper import __version__
-from sweeper.errors import InterruptedNow, SpecError, SweeperError
+from sweeper.errors import InterruptedNow, SpecError, SpecErrors, SweeperError
 
 if TYPE_CHECKING:
+    from sweeper.display import Ended
     from sweeper.studyfile import StudyFile
     from sweeper.views.reading import StoredStudy
 
@@ -68,9 +70,15 @@ def run(study_file: Path) -> None:
 
     data = _with_lines(file, lambda: preflight(file.spec, file.folder))
     click.echo(_summary(file, data.info.sizes))
-    with RunDisplay(file.spec, sys.stdout, *_so_far(file)) as display:
+    finished, ended, interrupted = _so_far(file)
+    if finished or interrupted:
+        continuing = f"; trial {', '.join(map(str, interrupted))} was interrupted and continues" if interrupted else ""
+        click.echo(f"  going on: {finished} of {file.spec.budget.trials} trials are done{continuing}")
+    with RunDisplay(file.spec, sys.stdout, finished, ended) as display:
         progress = Progress(
-            lambda config, record, judged: display.on_record(config, record, judged.best_value), display.on_end
+            lambda config, record, judged: display.on_record(config, record, judged.best_value),
+            display.on_end,
+            display.on_leaving,
         )
         result = _with_lines(file, lambda: run_study(file, data, progress))
     for problem in result.problems:
@@ -80,9 +88,9 @@ def run(study_file: Path) -> None:
             f"MLflow could not be reached; what it has not got lies in {result.undelivered.absolute()}", err=True
         )
         click.echo("  The next `sweep run` delivers it.", err=True)
-    _print_result(file)
+    _print_result(file, result.why_over, nothing_run=not result.num_run)
     if result.error is not None:
-        raise result.error
+        _leave(str(result.error).replace("STUDY.yaml", str(study_file)), result.error.exit_code)
     if result.interrupted:
         _leave(f"Interrupted. `sweep run {study_file}` goes on where it stopped.", 130)
 
@@ -105,7 +113,7 @@ def check(study_file: Path) -> None:
 def status(study_file: Path, as_json: bool) -> None:
     """How far the study is, and its best trials."""
     stored = _stored(study_file)
-    from sweeper.views.status import ranking, status_json
+    from sweeper.views.status import ranking, states_text, status_json
 
     values = status_json(stored)
     if as_json:
@@ -114,9 +122,7 @@ def status(study_file: Path, as_json: bool) -> None:
     click.echo(
         f"{values['study']}: {values['direction']} {values['monitor']}, {values['budget']['trials']} trials wanted"
     )
-    click.echo(
-        "  " + ", ".join(f"{count} {name}" for name, count in values["trials"].items() if count or name == "complete")
-    )
+    click.echo(f"  {states_text(stored)}")
     if values["last_activity"]:
         click.echo(f"  last activity {values['last_activity']}")
     best = ranking(stored, 10)
@@ -160,7 +166,10 @@ def logs(study_file: Path, trial: int) -> None:
     stored = _stored(study_file)
     from sweeper.views.show import log_text
 
-    click.echo(log_text(stored, trial), nl=False)
+    text = log_text(stored, trial)
+    click.echo(text, nl=False)
+    if not text:
+        click.echo(f"Trial {trial} printed nothing.", err=True)
 
 
 @main.command()
@@ -176,8 +185,9 @@ def show(study_file: Path, trial: int, as_json: bool) -> None:
     if as_json:
         _print_json(values)
         return
-    reason = f" ({values['stop_reason']})" if values["stop_reason"] else ""
-    click.echo(f"trial {trial}: {values['state']}{reason}, best {values['value']} at epoch {values['best_epoch']}")
+    reason = f" ({values['stop_reason']})" if values["stop_reason"] not in (None, values["state"]) else ""
+    best = "no value yet" if values["value"] is None else f"best {values['value']:.6g} at epoch {values['best_epoch']}"
+    click.echo(f"trial {trial}: {values['state']}{reason}, {best}")
     for name, value in values["params"].items():
         click.echo(f"  {name}: {value}")
     if values["error"]:
@@ -214,15 +224,18 @@ def _stored(path: Path) -> StoredStudy:
 
 
 def _with_lines(file: StudyFile, call: Any) -> Any:
-    """Run `call`; a fault that a part finds in the file gets its line."""
+    """Run `call`; a fault that a part finds in the file gets its line. What it warns of is said as a note."""
     try:
-        return call()
-    except SpecError as error:
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_: click.echo(f"note: {message}", err=True)
+            return call()
+    except (SpecError, SpecErrors) as error:
         raise file.explain(error) from error
 
 
-def _so_far(file: StudyFile) -> tuple[int, list[tuple[float, int, str]]]:
-    """How many trials of earlier runs count, and their results: value, number, stop reason."""
+def _so_far(file: StudyFile) -> tuple[int, list[Ended], list[int]]:
+    """How many trials of earlier runs count, the best of them, and the numbers of those that were interrupted."""
+    from sweeper.display import BEST_SHOWN, Ended
     from sweeper.errors import StorageError
     from sweeper.views.reading import read_study
     from sweeper.views.status import ranking, status_json
@@ -230,13 +243,15 @@ def _so_far(file: StudyFile) -> tuple[int, list[tuple[float, int, str]]]:
     try:
         stored = read_study(file.spec)
     except StorageError:
-        return 0, []
+        return 0, [], []
     trials = status_json(stored)["trials"]
     results = [
-        (t.value, t.number, t.user_attrs.get("stop_reason", "")) for t in ranking(stored, 5) if t.value is not None
+        Ended(t.value, t.number, t.user_attrs.get("stop_reason", ""), t.params)
+        for t in ranking(stored, BEST_SHOWN)
+        if t.value is not None
     ]
     outside = sum(t.user_attrs.get("stop_reason") == "outside_limits" for t in stored.trials)
-    return trials["complete"] + trials["pruned"] - outside, results
+    return trials["complete"] + trials["pruned"] - outside, results, sorted(stored.interrupted)
 
 
 def _summary(file: StudyFile, sizes: dict[str, int]) -> str:
@@ -245,25 +260,28 @@ def _summary(file: StudyFile, sizes: dict[str, int]) -> str:
     spec = file.spec
     counts = ", ".join(f"{size} {name}" for name, size in sizes.items())
     return (
-        f"{spec.study}: {spec.objective.direction} {spec.objective.monitor} over {spec.budget.trials} trials of up to "
-        f"{largest(spec, 'max_epochs')} epochs\n  data {spec.data.source} ({counts}), model {spec.model.name}, "
-        f"searching {', '.join(spec.search_space)}"
+        f"{spec.study}: {spec.objective.direction} {spec.objective.monitor} over {_count(spec.budget.trials, 'trial')} "
+        f"of up to {_count(largest(spec, 'max_epochs'), 'epoch')}\n  data {spec.data.source} ({counts}), "
+        f"model {spec.model.name}, searching {', '.join(spec.search_space) or 'nothing'}"
     )
 
 
-def _print_result(file: StudyFile) -> None:
-    """The result in words, and where to look."""
+def _print_result(file: StudyFile, why_over: str | None, nothing_run: bool) -> None:
+    """The result in words, why the study is over if it is, and where to look."""
     from sweeper.tracking import redact
     from sweeper.views.best import best_as_json
     from sweeper.views.reading import read_study
-    from sweeper.views.status import status_json
+    from sweeper.views.status import states_text, status_json
 
     stored = read_study(file.spec)
     values = status_json(stored)
-    states = ", ".join(f"{count} {name}" for name, count in values["trials"].items() if count)
-    click.echo(f"\n{file.spec.study}: {states or 'no trials'}.")
+    click.echo(f"\n{file.spec.study}: {states_text(stored)}.")
+    if why_over is not None:
+        click.echo(f"{'Nothing to do' if nothing_run else 'Ended'}: {why_over}.")
     if values["best"] is None:
         click.echo("No trial is complete, so there is no best one yet.")
+        if stored.trials:
+            click.echo(f"  what happened:    sweep logs {file.path} {stored.trials[-1].number}")
         return
     best_values = best_as_json(stored)
     point = ", ".join(f"{name} {_cell(value)}" for name, value in best_values["params"].items())
@@ -275,6 +293,10 @@ def _print_result(file: StudyFile) -> None:
     click.echo(f"  the checkpoint:   {best_values['checkpoint'] or 'has been removed'}")
     uri = redact(file.spec.tracking.uri)
     click.echo(f"  all curves:       {uri if uri.startswith('http') else f'mlflow ui --backend-store-uri {uri}'}")
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
 def _print_json(values: dict[str, Any]) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import IO
+from typing import IO, Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -19,6 +19,16 @@ from sweeper.spec import StudySpec, TrialConfig
 BEST_SHOWN = 5
 # How often a trial says where it is when nobody watches a terminal.
 PLAIN_EVERY_S = 5.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A complete trial."""
+
+    value: float
+    number: int
+    reason: str
+    params: Mapping[str, Any]
 
 
 @dataclass
@@ -40,15 +50,14 @@ class _Console(Console):
 class RunDisplay:
     """A context manager; `on_record` and `on_end` are called by the trial."""
 
-    def __init__(
-        self, spec: StudySpec, stream: IO[str], finished: int = 0, ended: Sequence[tuple[float, int, str]] = ()
-    ) -> None:
-        """`finished` trials of earlier runs count already, `ended` are the best of them: value, number, reason."""
+    def __init__(self, spec: StudySpec, stream: IO[str], finished: int = 0, ended: Sequence[Ended] = ()) -> None:
+        """`finished` trials of earlier runs count already, `ended` are the best of them."""
         self.spec = spec
         self.console = _Console(file=stream, highlight=False)
         self.finished = finished
         self.running: dict[int, _Running] = {}
         self.ended = list(ended)
+        self.note = ""
         self._live: Live | None = None
         if self.console.is_terminal:
             self._live = Live(console=self.console, redirect_stdout=False, redirect_stderr=False, transient=True)
@@ -77,8 +86,15 @@ class RunDisplay:
         )
         self._show(running)
 
+    def on_leaving(self, text: str) -> None:
+        """Not through `sys.stderr`, which is the trial's log just now."""
+        if self._live is None:
+            os.write(2, f"\n{text}\n".encode())
+        self.note = text
+        self._refresh()
+
     def on_end(self, number: int, outcome: TrialOutcome) -> None:
-        self.running.pop(number, None)
+        running = self.running.pop(number, None)
         if outcome.stop_reason != "outside_limits":
             self.finished += outcome.stop_reason != "failed"
         epoch = "" if outcome.best_epoch is None else f" at epoch {outcome.best_epoch}"
@@ -86,9 +102,10 @@ class RunDisplay:
         if outcome.stop_reason in ("failed", "outside_limits") and outcome.error:
             line += f"  {outcome.summary}"
         if outcome.value is not None and outcome.stop_reason in ("max_epochs", "early_stopped", "time_limit"):
-            self.ended.append((outcome.value, number, outcome.stop_reason))
+            params = running.config.params if running is not None else {}
+            self.ended.append(Ended(outcome.value, number, outcome.stop_reason, params))
         if self._live is None or outcome.stop_reason == "failed":
-            self.console.print(Text(f"[{self.finished}/{self.spec.budget.trials}] {line}"))
+            self._print(f"[{self.finished}/{self.spec.budget.trials}] {line}")
         self._refresh()
 
     def _show(self, running: _Running) -> None:
@@ -96,23 +113,33 @@ class RunDisplay:
             self._refresh()
         elif time.monotonic() - max(running.last_plain, running.started) >= PLAIN_EVERY_S:
             running.last_plain = time.monotonic()
-            self.console.print(Text(running.line))
+            self._print(running.line)
+
+    def _print(self, line: str) -> None:
+        self.console.print(Text(line), soft_wrap=True)  # one line each, for whoever greps
 
     def _refresh(self) -> None:
         if self._live is None:
             return
         table = Table(box=None, padding=(0, 2), show_header=bool(self.ended))
-        for name in ("best so far", "trial", "ended by"):
+        names = list(self.spec.search_space)
+        for name in ("best so far", "trial", "ended by", *names):
             table.add_column(name)
-        maximize = self.spec.objective.direction == "maximize"
-        for value, number, reason in sorted(self.ended, key=lambda e: -e[0] if maximize else e[0])[:BEST_SHOWN]:
-            table.add_row(f"{value:.4f}", str(number), reason)
+        sign = -1 if self.spec.objective.direction == "maximize" else 1
+        for ended in sorted(self.ended, key=lambda e: (sign * e.value, e.number))[:BEST_SHOWN]:
+            values = [_cell(ended.params.get(name, "")) for name in names]
+            table.add_row(f"{ended.value:.4f}", str(ended.number), ended.reason, *values)
         head = Text(f"{self.spec.study}: {self.finished} of {self.spec.budget.trials} trials", style="bold")
-        self._live.update(Group(head, *(Text(r.line) for r in self.running.values()), table), refresh=True)
+        note = [Text(self.note, style="yellow")] if self.note else []
+        self._live.update(Group(head, *(Text(r.line) for r in self.running.values()), table, *note), refresh=True)
 
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _duration(seconds: float) -> str:

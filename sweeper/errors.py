@@ -46,6 +46,14 @@ class SpecError(SweeperError):
         super().__init__(f"{'.'.join(map(str, path))}: {what}\n  {todo}")
 
 
+class SpecErrors(SweeperError):
+    """Several values that parts cannot use, found in one look."""
+
+    def __init__(self, errors: list[SpecError]) -> None:
+        super().__init__("\n".join(map(str, errors)))
+        self.faults = [error.fault for error in errors]
+
+
 class DataError(SweeperError):
     """The data cannot be used: a file, a class or a label is named."""
 

@@ -46,7 +46,8 @@ def to_fault(detail: Any, values: dict[str, Any]) -> Fault:
     if kind == "literal_error":
         return Fault(path, f"must be {context['expected']}, not {written}", _closest(value, context["expected"]))
     if kind in WORDS:
-        return Fault(path, f"must be {WORDS[kind]}, not {written}{_kind_note(value)}", _how_to_write(kind, value))
+        todo = _as_section(path, value) or _how_to_write(kind, value)
+        return Fault(path, f"must be {WORDS[kind]}, not {written}{_kind_note(value)}", todo)
     if kind in BOUNDS:
         word, name = BOUNDS[kind]
         return Fault(path, f"must be {word} {context[name]}, not {written}", "Write a value in that range.")
@@ -81,6 +82,27 @@ BOUNDS = {
 }
 
 
+NAMED_SECTIONS = {
+    "data": "source",
+    "model": "name",
+    "task": "name",
+    "scheduler": "name",
+    "sampler": "name",
+    "pruner": "name",
+}
+
+
+def _as_section(path: KeyPath, value: Any) -> str | None:
+    """How a word that stands where a section belongs would be written; None for other keys."""
+    key = str(path[-1]) if path else ""
+    if key == "early_stopping":
+        return "To switch it off, write `early_stopping: {patience: 1000}`, or as many validations as there can be."
+    if key not in NAMED_SECTIONS:
+        return None
+    word = value if isinstance(value, str) else "none" if key == "pruner" else "NAME"
+    return f"Write `{key}: {{{NAMED_SECTIONS[key]}: {word}}}`."
+
+
 def _kind_note(value: Any) -> str:
     return " (text)" if isinstance(value, str) else ""
 
@@ -88,13 +110,21 @@ def _kind_note(value: Any) -> str:
 def _how_to_write(kind: str, value: Any) -> str:
     if value in ("None", "none", "NULL"):
         return "YAML's word for nothing is `null`."
-    if isinstance(value, str) and kind in ("int_type", "float_type"):
-        return "Write it without quotes, as in 0.001 or 1e-3."
+    if isinstance(value, str) and kind in ("int_type", "float_type") and _is_number(value):
+        return f"Write it without quotes: {value.strip()}."
     if isinstance(value, str) and kind == "bool_type":
         return "YAML 1.2 knows only true and false; on, off, yes and no are text."
     if isinstance(value, bool) and kind == "string_type":
         return "Put it in quotes if the text is meant."
     return f"Write {WORDS[kind]}."
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _closest(value: Any, expected: str) -> str:
@@ -123,14 +153,27 @@ def _real_path(location: tuple[str | int, ...], values: Any) -> KeyPath:
     return tuple(path)
 
 
+USUAL_NAMES = {
+    "learning_rate": "lr",
+    "epochs": "max_epochs",
+    "num_epochs": "max_epochs",
+    "gradient_accumulation_steps": "accumulation_steps",
+    "grad_clip": "max_grad_norm",
+    "gradient_clip_val": "max_grad_norm",
+    "amp": "precision",
+    "n_trials": "trials",
+}
+"""What other tools call our keys."""
+
+
 def _unknown_key(path: KeyPath) -> Fault:
     *parents, name = path
     known = _known_keys(tuple(parents))
     near = difflib.get_close_matches(str(name), known, n=1)
     if name == "directions":
         todo = "A study has one objective: write `direction: minimize` or `direction: maximize`."
-    elif near:
-        todo = f"Did you mean {near[0]}?"
+    elif near or USUAL_NAMES.get(str(name)) in known:
+        todo = f"Did you mean {near[0] if near else USUAL_NAMES[str(name)]}?"
     else:
         todo = f"Known here: {', '.join(known)}." if known else "Remove it."
     return Fault(path, "unknown key", todo)

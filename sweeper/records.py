@@ -18,6 +18,9 @@ StopReason = Literal[
 ]
 
 
+LONGEST_SUMMARY = 300
+
+
 @dataclass(frozen=True)
 class EpochRecord:
     """Everything measured between two validations. Epochs and validations count from 0.
@@ -57,9 +60,13 @@ class TrialOutcome:
 
     @property
     def summary(self) -> str:
-        """The error in one line: the last one of a traceback, the first one of a sentence with advice."""
+        """The error in one line: the one behind the last frame of a traceback, the first of a sentence with advice."""
         lines = (self.error or "").strip().splitlines() or [""]
-        return lines[-1] if lines[0].startswith("Traceback") else lines[0]
+        if not lines[0].startswith("Traceback"):
+            return lines[0][:LONGEST_SUMMARY]
+        frames = [place for place, line in enumerate(lines) if line.startswith("  File ")]
+        behind = [line for line in lines[frames[-1] + 1 :] if not line.startswith("    ")] if frames else lines[1:]
+        return (behind[0] if behind else lines[-1])[:LONGEST_SUMMARY]
 
 
 @dataclass(frozen=True)
@@ -68,8 +75,10 @@ class DataInfo:
 
     `input_shape` is one sample's, without the batch: (channels, height, width) for images, (features,) for rows.
     `num_outputs` is the width of the model's output. `sizes` counts the samples of each split (`train`, `val`,
-    `test`); `class_counts` those of each class in the training split, none where the targets are
-    no class indices. `digest` is a hash of the content.
+    `test`); `class_counts` those of each class in the training split, none where the targets are no class indices.
+    `target_range` are the lowest and the highest value of all targets.
+    `digest` is a hash of the content. `input_scale` says in words how a sample was scaled from what its file holds;
+    it is empty for a user's own data, which comes as it is.
     """
 
     name: str
@@ -81,13 +90,17 @@ class DataInfo:
     target_shape: tuple[int, ...] = ()
     class_names: tuple[str, ...] = ()
     class_counts: tuple[int, ...] = ()
+    target_range: tuple[float, float] | None = None
     digest: str = ""
+    input_scale: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> DataInfo:
-        tuples = {"input_shape", "target_shape", "class_names", "class_counts"}
-        arguments: dict[str, Any] = {key: tuple(value) if key in tuples else value for key, value in values.items()}
+        tuples = {"input_shape", "target_shape", "class_names", "class_counts", "target_range"}
+        arguments: dict[str, Any] = {
+            key: tuple(value) if key in tuples and value is not None else value for key, value in values.items()
+        }
         return cls(**arguments)

@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Progress:
-    """What a running trial shows: called after each validation, and once at its end."""
+    """What a running trial shows: called after each validation, once at its end, and, from a signal's handler, when
+    somebody asked to leave."""
 
     on_record: Callable[[TrialConfig, EpochRecord, Judgement], None] = lambda *_: None
     on_end: Callable[[int, TrialOutcome], None] = lambda *_: None
+    on_leaving: Callable[[str], None] = lambda _: None
 
 
 @dataclass

@@ -9,8 +9,18 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from sweeper.errors import Fault, SpecError
-from sweeper.faultwords import to_fault
-from sweeper.space import field_names, field_path, grid_values, highest, num_steps, place, same, suggestion_order
+from sweeper.faultwords import USUAL_NAMES, to_fault
+from sweeper.space import (
+    NOT_SEARCHED,
+    field_names,
+    field_path,
+    grid_values,
+    highest,
+    num_steps,
+    place,
+    same,
+    suggestion_order,
+)
 from sweeper.spec import ChoicesSpec, Domain, ModelSpec, RangeSpec, TaskSpec, TrainSpec
 from sweeper.yamlfile import KeyPath, as_written
 
@@ -29,8 +39,9 @@ class SpaceReader:
         raw = values.get("search_space")
         if "search_space" not in values:
             return
-        if not isinstance(raw, dict) or not raw:
-            self._fault((), "holds no parameter", "Write at least one, as in `lr: {low: 1e-4, high: 1e-1, log: true}`.")
+        if not isinstance(raw, dict):
+            todo = "Write at least one, as in `lr: {low: 1e-4, high: 1e-1, log: true}`, or {} to train one setting."
+            self._fault((), "holds no parameter", todo)
             return
         for name, entry in raw.items():
             self._read(str(name), entry)
@@ -44,6 +55,10 @@ class SpaceReader:
     def _read(self, name: str, entry: Any) -> None:
         path = field_path(name)
         if path is None:
+            if name in NOT_SEARCHED:
+                todo = "Hold it fixed under `train`; every trial has a seed of its own." if name == "seed" else ""
+                self._fault((name,), "cannot be searched", todo or "Hold it fixed under `train`.")
+                return
             self._fault((name,), "there is no such field to search", _name_hint(name))
             return
         if not isinstance(entry, dict):
@@ -190,7 +205,8 @@ class SpaceReader:
                 if detail["loc"][: len(path) - 1] == path[1:] or detail["type"] == "value_error":
                     fault = to_fault(detail, section)
                     if fault.what == "unknown key":
-                        return "there is no such key", fault.todo
+                        params = f"Did you mean model.params.{path[-1]}?" if path[0] == "model" else fault.todo
+                        return "there is no such key", params
                     return fault.what, fault.todo
         return None
 
@@ -286,7 +302,8 @@ def _range_hint(domain: Domain) -> str:
 def _name_hint(name: str) -> str:
     names = field_names()
     plain = name.removeprefix("train.")
-    near = [plain] if plain in names else difflib.get_close_matches(plain, names, n=1)
+    last = USUAL_NAMES.get(plain, plain.rpartition(".")[2])
+    near = [found for found in (plain, last) if found in names] or difflib.get_close_matches(plain, names, n=1)
     if near:
         return f"Did you mean {near[0]}?"
     return "Use a name that stands under `train`, or a dotted one such as model.params.width or scheduler.gamma."

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import optuna
 
 SEARCHED_SECTIONS = ("model", "task", "train")
+NESTED = ("scheduler", "optimizer_params")
 NOT_SEARCHED = ("seed", "device", "deterministic", "validations_per_epoch", "timeout_s", "groups")
 
 
@@ -22,7 +23,7 @@ def field_path(name: str) -> tuple[str, ...] | None:
     first, *rest = name.split(".")
     if first in ("model", "task") and rest:
         return (first, *rest)
-    if first in TrainSpec.model_fields and first not in NOT_SEARCHED:
+    if first in TrainSpec.model_fields and first not in NOT_SEARCHED and (not rest or first in NESTED):
         return ("train", first, *rest)
     return None
 

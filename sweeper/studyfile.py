@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from pydantic import ValidationError
 
-from sweeper.errors import Fault, SpecError, StudyFileError
+from sweeper.errors import Fault, SpecError, SpecErrors, StudyFileError
 from sweeper.faultwords import merge_alternatives, to_fault
 from sweeper.searchspace_rules import SpaceReader
 from sweeper.space import derived_bounds
@@ -37,9 +38,9 @@ class StudyFile:
     def path(self) -> Path:
         return self.yaml.path
 
-    def explain(self, error: SpecError) -> StudyFileError:
-        """The fault that a part found later, with the line it stands on."""
-        return StudyFileError(_fault_text(self.yaml, error.fault), [error.fault])
+    def explain(self, error: SpecError | SpecErrors) -> StudyFileError:
+        """The faults that parts found later, with the lines they stand on."""
+        return fault_report(self.yaml, error.faults if isinstance(error, SpecErrors) else [error.fault])
 
 
 def read_study_file(path: Path) -> StudyFile:
@@ -54,19 +55,23 @@ def read_study_file(path: Path) -> StudyFile:
     if spec is not None:
         faults += _cross_faults(spec)
     if faults or spec is None:
-        raise_faults(file, faults)
+        raise fault_report(file, faults)
     notices = [f"{path}:{file.line(at)}: {text}" for at, text in space.notices]
-    notices += [f"{path}:{file.line(('sampler', 'name'))}: {text}" for text in _sampler_notices(spec)]
+    notices += [f"{path}:{file.line(at)}: {text}" for at, text in _notices(spec)]
     return StudyFile(spec, file, path.absolute().parent, notices)
 
 
-def raise_faults(file: YamlFile, faults: list[Fault]) -> NoReturn:
+def fault_report(file: YamlFile, faults: list[Fault]) -> StudyFileError:
+    """All faults in the order of their lines."""
     ordered = sorted(faults, key=lambda fault: file.line(fault.path))
-    raise StudyFileError("\n".join(_fault_text(file, fault) for fault in ordered), ordered)
+    return StudyFileError("\n".join(_fault_text(file, fault) for fault in ordered), ordered)
 
 
 def _fault_text(file: YamlFile, fault: Fault) -> str:
     where = f"{file.path}:{file.line(fault.path)}: "
+    for variable, path in OVERRIDES.items():
+        if fault.path == path and os.environ.get(variable):
+            where = f"{variable} in the environment: "
     return f"{where}{key_text(fault.path)}: {fault.what}\n  {fault.todo}"
 
 
@@ -151,14 +156,32 @@ def _file(uri: str) -> Path:
     return Path(uri.removeprefix("sqlite:///")).absolute().resolve()
 
 
-def _sampler_notices(spec: StudySpec) -> list[str]:
+def _notices(spec: StudySpec) -> Iterator[tuple[KeyPath, str]]:
+    """What is allowed and rarely meant."""
     sees = spec.sampler.name not in ("gp", "cmaes", "nsga") or spec.sampler.params.get("consider_pruned_trials")
-    if sees or spec.pruner.name == "none":
-        return []
-    return [
-        f"sampler.name: {spec.sampler.name} does not look at pruned trials, and pruner {spec.pruner.name} may leave it "
-        "few others; tpe and qmc do"
-    ]
+    if not sees and spec.pruner.name != "none":
+        text = (
+            f"sampler.name: {spec.sampler.name} does not look at pruned trials, and pruner {spec.pruner.name} may "
+            "leave it few others; tpe and qmc do"
+        )
+        yield ("sampler", "name"), text
+    monitor, direction = spec.objective.monitor, spec.objective.direction
+    usual = USUAL_DIRECTIONS.get(monitor.rpartition("_")[2])
+    if usual is not None and direction != usual:
+        yield ("objective", "direction"), f"objective.direction: {direction} looks for the worst {monitor}"
+    for index, point in enumerate(spec.enqueue):
+        missing = [name for name in spec.search_space if name in LIMITING and name not in point]
+        if spec.limits and missing:
+            text = f"enqueue[{index}]: {', '.join(missing)} will be drawn, and the point may then be outside `limits`"
+            yield ("enqueue", index), text
+
+
+USUAL_DIRECTIONS: dict[str, str] = {
+    **dict.fromkeys(("accuracy", "r2"), "maximize"),
+    **dict.fromkeys(("loss", "mae", "rmse"), "minimize"),
+}
+# The parameters that `limits` derive from.
+LIMITING = ("lr", "batch_size", "accumulation_steps", "lr_scaling", "lr_base_batch")
 
 
 def _scheduler_faults(values: dict[str, Any], domains: dict[str, Domain]) -> list[Fault]:

@@ -155,7 +155,7 @@ def _tell(
     if outcome.best_epoch is not None:
         attributes["best_epoch"] = outcome.best_epoch
     if outcome.error is not None:
-        attributes["error"] = outcome.error.strip()[-2000:]
+        attributes["error"] = _shortened(outcome.error.strip())
     told = room.claims.finish(
         trial._trial_id,
         STATES[outcome.stop_reason],
@@ -170,15 +170,23 @@ def _tell(
     return outcome
 
 
+def _shortened(error: str) -> str:
+    """Its last lines, as many as a database is glad to keep; the trial's log has it whole."""
+    if len(error) <= LONGEST_ERROR:
+        return error
+    return f"...\n{error[-LONGEST_ERROR:].partition(chr(10))[2]}"
+
+
+LONGEST_ERROR = 2000
 LOAD_EXAMPLE = '''"""Load the best checkpoint of trial {number} of {study}: run this file beside best.pt."""
 from pathlib import Path
 
 import torch
 from sweeper import load_model
 
+best = torch.load(Path(__file__).parent / "best.pt", weights_only=True)
 model = load_model(Path(__file__).parent / "best.pt")  # on the CPU, in evaluation mode
-info = torch.load(Path(__file__).parent / "best.pt", weights_only=True)["data_info"]
-batch = torch.zeros(1, *info["input_shape"])
+print("inputs:", best["data_info"]["input_scale"] or "as the data function gives them")
 with torch.inference_mode():
-    print(model(batch))
+    print(best["data_info"]["class_names"], model(best["example_input"]))  # the first validation sample
 '''

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from sweeper.records import DataInfo
@@ -30,8 +31,9 @@ def logged_params(config: TrialConfig, device: object, precision: str, speed: di
 
 def _flat(prefix: str, values: dict[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat |= _flat(f"{prefix}{name}.", value) if isinstance(value, dict) else {f"{prefix}{name}": value}
+    for key, value in values.items():
+        name = re.sub(r"[^\w.\- ]", "_", f"{prefix}{key}")  # MLflow takes no other signs, and then none of the params
+        flat |= _flat(f"{name}.", value) if isinstance(value, dict) else {name: value}
     return flat
 
 

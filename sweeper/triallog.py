@@ -40,13 +40,19 @@ def _show_in(log: TextIO) -> Callable[..., None]:
 class _Log(io.TextIOWrapper):
     """A text file that loses what does not fit on the disk, instead of failing the trial that prints.
 
-    A user's `sys.stdout.close()` closes it as little as it would a terminal for the rest of the program.
+    A user's `sys.stdout.close()` does not close it, and a handler of theirs that keeps it writes into nothing once the
+    trial is over.
     """
 
     def write(self, text: str) -> int:
-        with contextlib.suppress(OSError):
-            super().write(text)
+        if not self.closed:
+            with contextlib.suppress(OSError):
+                super().write(text)
         return len(text)
+
+    def flush(self) -> None:
+        if not self.closed:
+            super().flush()
 
     def close(self) -> None:
         pass

@@ -84,6 +84,8 @@ def _in_words(problem: str) -> str:
     if problem.startswith("found duplicate key"):
         name = problem.split('"')[1] if '"' in problem else problem.removeprefix("found duplicate key ").split(" ")[0]
         return f"the key {name!r} stands twice\n  Keep one of the two; they would overwrite each other."
+    if "'\\t'" in problem:
+        return "this line is indented with a tab\n  Use spaces: YAML takes no tabs there."
     return f"this is not YAML: {problem}\n  Look at the indentation, colons and brackets here and in the line above."
 
 

@@ -52,6 +52,7 @@ class Ran:
     study: optuna.Study
     tracker: Remembered
     folder: Path
+    why_over: str | None
 
     @property
     def trials(self) -> list[optuna.trial.FrozenTrial]:
@@ -84,9 +85,10 @@ def run_spec(spec: StudySpec, folder: Path, leave: Callable[[], bool] = lambda: 
         checkpoints=folder / "checkpoints",
         leave_after_epoch=leave,
     )
-    Worker(opened, room, leaving=leave).work()
+    worker = Worker(opened, room, leaving=leave)
+    worker.work()
     study = optuna.load_study(study_name=spec.study, storage=spec.storage)
-    return Ran(study, tracker, folder / "checkpoints")
+    return Ran(study, tracker, folder / "checkpoints", worker.why_over)
 
 
 def listed_spec(series: Sequence[Sequence[float]], direction: str = "minimize", **sections: Any) -> StudySpec:

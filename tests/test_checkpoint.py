@@ -42,6 +42,7 @@ def config_of(model: ModelSpec) -> TrialConfig:
 INFO = DataInfo(
     "digits", input_shape=(1, 8, 8), num_outputs=3, sizes={"train": 4, "val": 2}, class_names=("a", "b", "c")
 )
+INPUT = torch.linspace(0, 1, 64).reshape(1, 1, 8, 8)
 RECORD = EpochRecord(
     validation=5, epoch=5, step=60, epoch_complete=True, timestamp_ms=1_700_000_000_000, metrics={"val_accuracy": 0.75}
 )
@@ -51,7 +52,7 @@ def save_best(folder: Path, spec: ModelSpec, import_folder: Path | None = None) 
     """Save a model whose batch norm has seen data, and hand it back."""
     model = build_model(spec, INFO)
     model(torch.randn(16, 1, 8, 8))
-    payload = best_payload(model, config_of(spec), INFO, RECORD, "a-study", import_folder)
+    payload = best_payload(model, config_of(spec), INFO, RECORD, "a-study", import_folder, INPUT)
     TrialFolder(folder, keep_last=0).save_best(payload)
     return model
 
@@ -75,6 +76,7 @@ def test_the_best_checkpoint_says_where_it_is_from(tmp_path: Path) -> None:
     }
     assert TrialConfig(**payload.pop("config")) == config_of(spec)
     assert DataInfo.from_json(payload.pop("data_info")) == INFO
+    assert torch.equal(payload.pop("example_input"), INPUT)
     assert payload == {
         "format": 1,
         "model_spec": {"name": "mlp", "params": {"width": 4}},
@@ -92,7 +94,7 @@ def test_the_payload_is_a_copy_that_later_steps_do_not_change() -> None:
     model = nn.Linear(1, 1)
     before = model.weight.item()
     spec = ModelSpec(name="mlp")
-    payload = best_payload(model, config_of(spec), INFO, RECORD, "a-study", None)
+    payload = best_payload(model, config_of(spec), INFO, RECORD, "a-study", None, INPUT)
     with torch.no_grad():
         model.weight.add_(1)
     assert payload["model"]["weight"].item() == before
@@ -132,7 +134,7 @@ def test_a_best_checkpoint_that_cannot_be_used_says_why(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"weights do not fit the model 'mlp'"):
         load_model(tmp_path)
     content = bytearray((tmp_path / "best.pt").read_bytes())
-    content[len(content) // 2] ^= 1  # among the weights
+    content[content.index(payload["model"]["1.weight"].numpy().tobytes())] ^= 1
     (tmp_path / "best.pt").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"best\.pt: damaged, the checksum of .* is wrong"):
         load_model(tmp_path)

@@ -13,7 +13,7 @@ import torch
 
 from builders import make_spec
 from harness import listed_spec, run_spec
-from sweeper.errors import DataError, SpecError, StorageError, StudyChangedError
+from sweeper.errors import SpecError, SpecErrors, StorageError, StudyChangedError
 from sweeper.spec import StudySpec
 from sweeper.study.opening import differences, open_study
 from sweeper.study.running import git_tags
@@ -261,6 +261,66 @@ def test_parts_that_do_not_fit_together_are_found_before_anything_runs(sections:
         preflight(make_spec(**{"objective": VAL_LOSS, **sections}), Path(__file__).parent)
 
 
+def test_everything_that_nobody_knows_is_told_at_once() -> None:
+    spec = make_spec(
+        data={"source": "digit"},
+        model={"name": "mpl"},
+        task={"name": "rank"},
+        train={"optimizer": "adamm"},
+        sampler={"name": "tpe", "params": {"gama": 1}},
+    )
+    with pytest.raises(SpecErrors) as caught:
+        preflight(spec, Path(__file__).parent)
+    assert [".".join(map(str, fault.path)) for fault in caught.value.faults] == [
+        "data.source",
+        "model.name",
+        "task.name",
+        "train.optimizer",
+        "sampler.params.gama",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("space", "name"),
+    [
+        pytest.param({"optimizer": {"choices": ["adamw", "sgdd"]}}, "optimizer", id="optimizer"),
+        pytest.param({"model.params.widht": {"choices": [1, 2]}}, "model.params.widht", id="parameter"),
+        pytest.param({"model.name": {"choices": ["mlp", "mpl"]}}, "model.name", id="model"),
+    ],
+)
+def test_a_draw_that_cannot_be_used_is_blamed_on_the_search_space(space: dict[str, Any], name: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        preflight(make_spec(search_space=space), Path(__file__).parent)
+    assert caught.value.fault.path == ("search_space", name)
+
+
+@pytest.mark.parametrize(
+    ("budget", "sections", "why"),
+    [
+        pytest.param({"trials": 2}, {}, "the trials of the budget are done", id="trials"),
+        pytest.param({"trials": 9, "target": 0.0}, {}, "budget.target (0) is reached", id="target"),
+        pytest.param({"trials": 9, "hours": 1e-9}, {}, "budget.hours (1e-09) are used up", id="hours"),
+        pytest.param(
+            {"trials": 9, "patience_trials": 1},
+            {"train": {"max_epochs": 1, "lr": 1e-9}},
+            "1 trials brought nothing better (budget.patience_trials)",
+            id="patience",
+        ),
+        pytest.param(
+            {"trials": 9},
+            {"sampler": {"name": "grid"}, "search_space": {"batch_size": {"choices": [64, 128]}}},
+            "every point of the grid has been run",
+            id="grid",
+        ),
+    ],
+)
+def test_the_end_of_a_study_has_a_reason(
+    tmp_path: Path, budget: dict[str, Any], sections: dict[str, Any], why: str
+) -> None:
+    few = {"data": {"source": "toys:few_digits"}, "train": {"max_epochs": 1}, **sections}
+    assert run_spec(make_spec(budget=budget, **few), tmp_path).why_over == why
+
+
 def test_a_rehearsal_leaves_no_trace_in_the_random_states() -> None:
     before = torch.get_rng_state()
     preflight(make_spec(model={"name": "toys:narrow_model", "params": {"outputs": 10}}), Path(__file__).parent)
@@ -278,7 +338,7 @@ def test_a_momentum_that_no_optimizer_would_take_is_a_fault() -> None:
 
 
 def test_labels_that_are_no_classes_are_found_before_anything_runs() -> None:
-    with pytest.raises(DataError, match="are integers, but no class indices"):
+    with pytest.raises(SpecError, match=r"data: The targets of .* are integers, but no class indices"):
         preflight(make_spec(data={"source": "toys:negative_labels"}), Path(__file__).parent)
 
 

@@ -77,7 +77,7 @@ search_space:
         "3: data.val_frac: unknown key",
         "  Did you mean val_fraction?",
         "5: train.max_epochs: must be a whole number, not '3' (text)",
-        "  Write it without quotes, as in 0.001 or 1e-3.",
+        "  Write it without quotes: 3.",
         "5: train.optimizr: unknown key",
         "  Did you mean optimizer?",
         "7: search_space.lr.low: 0 has no logarithm",
@@ -126,9 +126,7 @@ search_space:
             "7: search_space.momentum: train.momentum cannot be 1.5: must be below 1.0, not 1.5",
             id="illegal-end",
         ),
-        pytest.param(
-            "  seed: {choices: [1]}", "7: search_space.seed: there is no such field to search", id="not-searched"
-        ),
+        pytest.param("  seed: {choices: [1]}", "7: search_space.seed: cannot be searched", id="not-searched"),
         pytest.param(
             "  scheduler.gamma: {low: 0.1, high: 0.5}",
             "7: search_space.scheduler.gamma: the scheduler constant has no 'gamma'",
@@ -331,6 +329,64 @@ def test_booleans_and_null_are_choices(tmp_path: Path) -> None:
         with_space("  model.params.batch_norm: {choices: [true, false]}\n  max_grad_norm: {choices: [null, 1.0]}"),
     ).spec
     assert [d.choices for d in spec.search_space.values() if isinstance(d, ChoicesSpec)] == [[True, False], [None, 1.0]]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "todo"),
+    [
+        pytest.param("max_epochs: 3", "scheduler: cosine", "Write `scheduler: {name: cosine}`.", id="scheduler"),
+        pytest.param("{trials: 4}", "{trials: 4}\nsampler: grid", "Write `sampler: {name: grid}`.", id="sampler"),
+        pytest.param("{trials: 4}", "{trials: 4}\npruner: none", "Write `pruner: {name: none}`.", id="pruner"),
+        pytest.param("{trials: 4}", "{trials: 4}\npruner: null", "Write `pruner: {name: none}`.", id="null-pruner"),
+        pytest.param("{name: mlp}", "mlp", "Write `model: {name: mlp}`.", id="model"),
+        pytest.param("{source: digits}", "digits", "Write `data: {source: digits}`.", id="data"),
+        pytest.param(
+            "{trials: 4}",
+            "{trials: 4}\nearly_stopping: false",
+            "To switch it off, write `early_stopping: {patience: 1000}`, or as many validations as there can be.",
+            id="early-stopping",
+        ),
+        pytest.param("max_epochs: 3", "learning_rate: 0.1", "Did you mean lr?", id="another-tool's-name"),
+        pytest.param("max_epochs: 3", "max_epochs: three", "Write a whole number.", id="a-word"),
+        pytest.param("max_epochs: 3", "max_epochs: '3'", "Write it without quotes: 3.", id="quotes"),
+        pytest.param("  lr: {low", "  learning_rate: {low", "Did you mean lr?", id="searched-by-another-name"),
+        pytest.param("  lr: {low", "  optimizer.lr: {low", "Did you mean lr?", id="searched-in-the-wrong-place"),
+        pytest.param("  lr: {low", "  model.width: {low", "Did you mean model.params.width?", id="without-params"),
+        pytest.param("  lr:", "\tlr:", "Use spaces: YAML takes no tabs there.", id="tab"),
+    ],
+)
+def test_what_to_do_is_what_helps(tmp_path: Path, old: str, new: str, todo: str) -> None:
+    assert faults(tmp_path, GOOD.replace(old, new))[1].strip() == todo
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "notice"),
+    [
+        pytest.param("maximize", "minimize", ":2: objective.direction: minimize looks for the worst", id="accuracy"),
+        pytest.param("val_accuracy", "val_loss", ":2: objective.direction: maximize looks for the worst", id="loss"),
+        pytest.param(
+            "budget",
+            "limits: {effective_batch_size: {max: 64}}\nenqueue: [{}]\nbudget",
+            ":9: enqueue[0]: lr will be drawn, and the point may then be outside `limits`",
+            id="open-point",
+        ),
+    ],
+)
+def test_what_is_rarely_meant_is_noticed(tmp_path: Path, old: str, new: str, notice: str) -> None:
+    (found,) = read(tmp_path, GOOD.replace(old, new)).notices
+    assert notice in found
+
+
+def test_a_study_of_one_setting_searches_nothing(tmp_path: Path) -> None:
+    text = GOOD[: GOOD.index("search_space")] + "search_space: {}\nbudget: {trials: 1}\n"
+    assert read(tmp_path, text).spec.search_space == {}
+
+
+def test_a_fault_of_the_environment_is_said_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWEEPER_STORAGE", "mysql://host/db")
+    assert faults(tmp_path, GOOD)[0] == (
+        "SWEEPER_STORAGE in the environment: storage: 'mysql' databases are not supported yet"
+    )
 
 
 def test_what_looks_like_a_date_is_text(tmp_path: Path) -> None:

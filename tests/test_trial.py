@@ -290,7 +290,16 @@ def test_a_weight_that_is_no_number_is_divergence(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("error", "summary"),
     [
-        pytest.param("Traceback (most recent call last):\n  here\nValueError: no", "ValueError: no", id="traceback"),
+        pytest.param(
+            'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    g()\n    ^^^\nValueError: no',
+            "ValueError: no",
+            id="traceback",
+        ),
+        pytest.param(
+            'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    g()\nValueError: first\nand second',
+            "ValueError: first",
+            id="message-of-two-lines",
+        ),
         pytest.param("The disk is full.\n  Free some space.", "The disk is full.", id="sentence"),
         pytest.param(None, "", id="none"),
     ],

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sweeper.data import builtin, image_folder, user
 from sweeper.data.augment import build_augment
@@ -27,6 +27,8 @@ SOURCE_KEYS: dict[str, tuple[str, ...]] = {
     "image_folder": ("root", "channels", "image_size", "on_bad_file"),
     "torchvision": ("dataset", "root", "download"),
 }
+PICTURES = "pixels from 0 to 255, as (x / 255 - 0.5) / 0.5"
+INPUT_SCALES = {"digits": "ink from 0 to 16, as x / 16", "image_folder": PICTURES, "torchvision": PICTURES}
 REQUIRED_KEYS = {"image_folder": ("root",), "torchvision": ("dataset", "root")}
 
 
@@ -81,6 +83,6 @@ def load_data(spec: DataSpec) -> LoadedData:
         else:
             name, (splits, digest, class_names) = spec.source, user.load(spec)
         splits = complete(splits, spec)
-        info = describe(splits, name, digest, class_names)
+        info = replace(describe(splits, name, digest, class_names), input_scale=INPUT_SCALES.get(spec.source, ""))
         build_augment(spec.augment, splits.train)
     return LoadedData(splits, info)

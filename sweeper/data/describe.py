@@ -46,6 +46,7 @@ def describe(splits: Splits, name: str, digest: str, class_names: tuple[str, ...
         target_shape=tuple(first_target.shape[1:]),
         class_names=class_names,
         class_counts=counts,
+        target_range=(float(everything.min()), float(everything.max())),
         digest=digest,
     )
 

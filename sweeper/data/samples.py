@@ -33,6 +33,11 @@ def read_samples(dataset: Any, keys: list[tuple[int, int]], seed: int) -> list[A
     return samples
 
 
+def first_batch(dataset: Any, size: int) -> tuple[Any, Any]:
+    """The batch (inputs, targets) of the first samples, `size` of them or all, on the CPU."""
+    return collate(read_samples(dataset, [(0, index) for index in range(min(size, len(dataset)))], seed=0))
+
+
 def collate(samples: list[Any]) -> tuple[Any, Any]:
     """The batch (inputs, targets) of samples (input, target); inputs may be anything `default_collate` takes.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import uuid
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ import optuna
 from pydantic import ValidationError
 
 from sweeper.errors import StorageError, StudyChangedError
+from sweeper.imports import is_import_path
 from sweeper.ownership import open_storage, sqlite_path, storage_lock
+from sweeper.records import DataInfo
 from sweeper.space import same
 from sweeper.spec import FINGERPRINT_SECTIONS, ChoicesSpec, RangeSpec, Scalar, StudySpec
 from sweeper.study.samplers import make_pruner, make_sampler
@@ -21,6 +24,7 @@ from sweeper.study.samplers import make_pruner, make_sampler
 SPEC = "sweeper:spec"
 THREADS = "sweeper:threads"
 TOKEN = "sweeper:token"
+DATA = "sweeper:data"
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ def open_study(spec: StudySpec) -> OpenStudy:
     changed; `StorageError` when the database cannot be used. Safe against others doing the same at once.
     """
     make_folder(sqlite_path(spec.storage).parent, "storage: sqlite:///FOLDER/optuna.db")
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     # Built before the study exists: an argument that a sampler refuses must leave nothing behind.
     sampler, pruner = make_sampler(spec, 0), make_pruner(spec)
     with storage_lock(spec.storage):
@@ -100,6 +104,31 @@ def stored_spec(spec: StudySpec, study: optuna.Study) -> StudySpec:
             "  Give the file another `study` name to begin anew."
         ) from None
     return spec.model_copy(update={name: getattr(begun, name) for name in FINGERPRINT_SECTIONS})
+
+
+def note_data(study: optuna.Study, spec: StudySpec, info: DataInfo) -> None:
+    """Keep what the data was with the study, and compare.
+
+    Raises `StudyChangedError` when it is another than at the beginning: other pictures in the same folder, say. Of a
+    user's own data this is a warning, because it may be drawn anew each time.
+    """
+    now: dict[str, Any] = {"digest": info.digest, "sizes": info.sizes}
+    before = study.user_attrs.get(DATA)
+    if before is None:
+        study.set_user_attr(DATA, now)
+    if before in (None, now):
+        return
+    sizes = [", ".join(f"{size} {name}" for name, size in seen["sizes"].items()) for seen in (before, now)]
+    what = (
+        f"The data of the study {spec.study!r} is not what it was when the study began: it had {sizes[0]} (hash "
+        f"{before['digest']}), now {sizes[1]} ({now['digest']})"
+    )
+    if is_import_path(spec.data.source):
+        warnings.warn(f"{what}; values of earlier and later trials may not compare", stacklevel=2)
+        return
+    raise StudyChangedError(
+        f"{what}.\n  Its trials would not compare. Put the data back, or give the file another `study` name."
+    )
 
 
 def make_folder(folder: Path, where: str) -> None:

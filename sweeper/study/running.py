@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sweeper.data import LoadedData
 from sweeper.errors import DatabaseError, InterruptedNow, SweeperError
 from sweeper.ownership import Claims, Owner
 from sweeper.room import Progress, TrialRoom
 from sweeper.spec import StudySpec
-from sweeper.study.opening import OpenStudy, folder_name, make_folder, open_study
+from sweeper.study.opening import OpenStudy, folder_name, make_folder, note_data, open_study
 from sweeper.study.signals import StopSwitch
 from sweeper.study.worker import Worker, best_number
 from sweeper.studyfile import StudyFile
@@ -30,9 +32,12 @@ CLOSE_S, CLOSE_HURRIED_S = 60.0, 20.0
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a `sweep run` ended. `error` is why it stopped early, `problems` are MLflow's; `undelivered` says where the
-    spool lies when MLflow could not be reached."""
+    """How a `sweep run` ended. `why_over` says which end of the budget it was, `num_run` how many trials were in hand,
+    `error` why it stopped early. `problems` are MLflow's; `undelivered` says where the spool lies when MLflow could not
+    be reached."""
 
+    why_over: str | None
+    num_run: int
     interrupted: bool
     error: SweeperError | None
     problems: list[str]
@@ -45,11 +50,12 @@ def run_study(file: StudyFile, data: LoadedData, progress: Progress) -> RunResul
     Raises `StudyChangedError` and other `SweeperError`s before anything runs.
     """
     spec = file.spec
-    with StopSwitch() as switch:
+    with StopSwitch(progress.on_leaving) as switch:
         spool = Path(spec.tracking.artifacts).absolute().parent / "spool"
         make_folder(Path(spec.checkpoints.dir), "checkpoints: {dir: FOLDER}")
         make_folder(spool, "tracking: {artifacts: FOLDER/artifacts}")
         opened = open_study(spec)
+        note_data(opened.study, spec, data.info)
         set_threads(opened.threads)
         tracker = Tracker(spool / folder_name(spec.study, opened.token), _tracking_settings(spec, opened))
         room = TrialRoom(
@@ -71,8 +77,9 @@ def _work(opened: OpenStudy, room: TrialRoom, switch: StopSwitch) -> RunResult:
     status: Status = "FAILED"
     error: SweeperError | None = None
     interrupted = False
+    worker = Worker(opened, room, leaving=lambda: switch.leaving)
     try:
-        Worker(opened, room, leaving=lambda: switch.leaving).work()
+        worker.work()
         interrupted = switch.leaving
         status = "KILLED" if interrupted else "FINISHED"
     except InterruptedNow:
@@ -83,7 +90,9 @@ def _work(opened: OpenStudy, room: TrialRoom, switch: StopSwitch) -> RunResult:
         switch.close()
         delivered = _close(opened, room, status, lambda: CLOSE_HURRIED_S if switch.leaving else CLOSE_S)
     undelivered = None if delivered else room.tracker.spool_dir
-    return RunResult(interrupted or switch.leaving, error, room.tracker.problems(), undelivered)
+    return RunResult(
+        worker.why_over, worker.num_run, interrupted or switch.leaving, error, room.tracker.problems(), undelivered
+    )
 
 
 def _close(opened: OpenStudy, room: TrialRoom, status: Status, patience_s: Callable[[], float]) -> bool:
@@ -91,7 +100,7 @@ def _close(opened: OpenStudy, room: TrialRoom, status: Status, patience_s: Calla
     with contextlib.suppress(DatabaseError):  # MLflow is to be closed all the same
         others = room.claims.counts().get("RUNNING", 0) - len(room.claims.stale(room.spec.workers.grace_period_s))
         if others <= 0:
-            room.tracker.study_finished(status, *_result(opened, room))
+            room.tracker.study_finished(status, **_result(opened, room))
     delivered = room.tracker.close(patience_s)
     with contextlib.suppress(DatabaseError):
         room.store_run_ids()
@@ -101,14 +110,24 @@ def _close(opened: OpenStudy, room: TrialRoom, status: Status, patience_s: Calla
     return delivered
 
 
-def _result(opened: OpenStudy, room: TrialRoom) -> tuple[dict[str, str], dict[str, float]]:
+def _result(opened: OpenStudy, room: TrialRoom) -> dict[str, Any]:
+    """What the parent run says of the best trial."""
     best = best_number(opened.study)
     if best is None:
-        return {}, {}
+        return {"tags": {}, "metrics": {}}
     trial = opened.study.trials[best]
     assert trial.value is not None
-    tags = {"best_trial": str(best), "best_epoch": str(trial.user_attrs.get("best_epoch"))}
-    return tags, {f"best/{room.spec.objective.monitor}": trial.value}
+    assert trial.datetime_complete is not None
+    return {
+        "tags": {
+            "best_trial": str(best),
+            "best_epoch": str(trial.user_attrs.get("best_epoch")),
+            "best_params": json.dumps(trial.params),
+        },
+        "metrics": {f"best/{room.spec.objective.monitor}": trial.value},
+        "measured_ms": int(trial.datetime_complete.timestamp() * 1000),
+        "step": best,
+    }
 
 
 def _tracking_settings(spec: StudySpec, opened: OpenStudy) -> TrackingSettings:

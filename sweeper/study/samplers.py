@@ -151,7 +151,7 @@ def rehearse(spec: StudySpec) -> None:
 
     Raises `SpecError` as `make_sampler` and `make_pruner` do.
     """
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(sampler=make_sampler(spec, 0), pruner=make_pruner(spec))
     for number in range(2 if spec.sampler.name == "gp" else REHEARSED):  # gp fits a model each time
         with _blamed_on("sampler"):

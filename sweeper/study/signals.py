@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
@@ -12,7 +11,7 @@ from typing import Any
 from sweeper.errors import InterruptedNow
 
 HANDLED = ("SIGINT", "SIGTERM", "SIGHUP")
-FIRST_CTRL_C = b"\nFinishing this epoch, then leaving. Ctrl-C again leaves at once.\n"
+FIRST_CTRL_C = "Finishing this epoch, then leaving. Ctrl-C again leaves at once."
 
 
 @contextlib.contextmanager
@@ -48,7 +47,9 @@ class StopSwitch:
     trial is released in good order.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        """`tell` shows a line to whoever pressed Ctrl-C."""
+        self.tell = tell
         self.leaving = False
         self._closing = False
         self._before: dict[int, Any] = {}
@@ -70,7 +71,7 @@ class StopSwitch:
             return
         if number == signal.SIGINT and not self.leaving:
             self.leaving = True
-            os.write(2, FIRST_CTRL_C)  # not through `sys.stderr`, which is the trial's log just now
+            self.tell(FIRST_CTRL_C)
             return
         self.leaving = True
         for other in self._before:

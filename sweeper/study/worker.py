@@ -22,13 +22,16 @@ MOST_OUTSIDE_LIMITS_IN_A_ROW = 100
 
 @dataclass
 class Worker:
-    """Works on one study until nothing is left to do. `failures_before` counts the FAILs of earlier runs."""
+    """Works on one study until nothing is left to do; then `why_over` says which end of the budget it was, `num_run`
+    how many trials it had in hand. `failures_before` counts the FAILs of earlier runs."""
 
     opened: OpenStudy
     room: TrialRoom
     leaving: Callable[[], bool]
     failures_before: int = 0
     outside_in_a_row: int = 0
+    num_run: int = 0
+    why_over: str | None = None
     started: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -51,10 +54,14 @@ class Worker:
             if self.room.claims.take_over(stale):
                 self._resume(stale)
                 return True
-        if self._budget_is_over():
+        self.why_over = self._budget_is_over()
+        if self.why_over is not None:
             return False
         trial_id = self.room.claims.claim_new(self.room.spec.storage, self._num_wanted())
         if trial_id is None:
+            points = grid_size(self.room.spec)
+            whole = points is not None and points <= self.room.spec.budget.trials
+            self.why_over = "every point of the grid has been run" if whole else "the trials of the budget are done"
             return False
         self._run(self._attach(trial_id), attempt=1)
         return True
@@ -74,11 +81,12 @@ class Worker:
         return Trial(study, trial_id)
 
     def _run(self, trial: Trial, attempt: int) -> None:
+        self.num_run += 1
         outcome = run_trial(self.room, trial, attempt)
         self.room.store_run_ids()
         self._book_time()
         if outcome is not None:
-            self._stop_if_hopeless(outcome)
+            self._stop_if_hopeless(trial.number, outcome)
 
     def _resume(self, stale: StaleTrial) -> None:
         """Go on with a trial whose worker died or left. One that keeps killing its workers without getting any
@@ -96,11 +104,11 @@ class Worker:
             claims.finish(stale.trial_id, TrialState.FAIL, None, user_attrs={"stop_reason": "failed", "error": error})
             self.room.tracker.trial_finished(trial.number, "FAILED", {"stop_reason": "failed", "error": error})
             self.room.progress.on_end(trial.number, TrialOutcome("failed", error=error))
-            self._stop_if_hopeless(TrialOutcome("failed", error=error))
+            self._stop_if_hopeless(trial.number, TrialOutcome("failed", error=error))
             return
         self._run(trial, attempt)
 
-    def _stop_if_hopeless(self, outcome: TrialOutcome) -> None:
+    def _stop_if_hopeless(self, number: int, outcome: TrialOutcome) -> None:
         self.outside_in_a_row = self.outside_in_a_row + 1 if outcome.stop_reason == "outside_limits" else 0
         if self.outside_in_a_row >= MOST_OUTSIDE_LIMITS_IN_A_ROW:
             raise SweeperError(
@@ -110,27 +118,31 @@ class Worker:
         failures = self.room.claims.num_failed() - self.failures_before
         if failures > self.room.spec.budget.max_failures:
             raise TooManyFailuresError(
-                f"Stopped: {failures} trials failed, more than budget.max_failures"
-                f" ({self.room.spec.budget.max_failures}). The last one: {outcome.summary or 'no message'}\n"
-                "  `sweep logs STUDY.yaml TRIAL` shows the whole error; mend it and run again."
+                f"Stopped: {failures} trial{'s' * (failures > 1)} failed, more than budget.max_failures "
+                f"({self.room.spec.budget.max_failures}). "
+                f"The last one: {outcome.summary or 'no message'}\n"
+                f"  `sweep logs STUDY.yaml {number}` shows the whole error; mend it and run again."
             )
 
-    def _budget_is_over(self) -> bool:
+    def _budget_is_over(self) -> str | None:
+        """Which limit of the budget, other than its trials, ends the study now."""
         budget = self.room.spec.budget
         if budget.hours is not None and self._worked_s() >= budget.hours * 3600:
-            return True
+            return f"budget.hours ({budget.hours:g}) are used up"
         if budget.target is None and budget.patience_trials is None:
-            return False
+            return None
         done = [t for t in self.opened.study.get_trials(deepcopy=False) if _counts(t)]
         best = best_number(self.opened.study)
         if best is None:
-            return False
+            return None
         best_value = self.opened.study.trials[best].value
         if budget.target is not None and best_value is not None:
             minimize = self.room.spec.objective.direction == "minimize"
             if best_value <= budget.target if minimize else best_value >= budget.target:
-                return True
-        return budget.patience_trials is not None and sum(t.number > best for t in done) >= budget.patience_trials
+                return f"budget.target ({budget.target:g}) is reached"
+        if budget.patience_trials is not None and sum(t.number > best for t in done) >= budget.patience_trials:
+            return f"{budget.patience_trials} trials brought nothing better (budget.patience_trials)"
+        return None
 
     def _book_time(self) -> None:
         """Keep this worker's wall time in the study; each worker has its own entry, so none overwrites another's."""

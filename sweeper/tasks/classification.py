@@ -89,7 +89,7 @@ def class_weights(spec: TaskSpec, info: DataInfo) -> Tensor | None:
 
 
 def _refuse_targets(info: DataInfo) -> None:
-    other = "multilabel" if info.target_shape and not is_float(info.target_dtype) else "regression"
+    other = "multilabel` (labels of 0 and 1) or `regression" if info.target_shape else "regression"
     shape = f" of the shape {info.target_shape}" if info.target_shape else ""
     raise SpecError(
         ("task", "name"),

@@ -7,7 +7,7 @@ import dataclasses
 from torch import Tensor
 from torch.nn import functional as F
 
-from sweeper.errors import SpecError
+from sweeper.errors import DataError, SpecError
 from sweeper.records import DataInfo
 from sweeper.tasks.base import Metric, Task, rows
 from sweeper.tasks.metrics import SampleMean, correct_labels
@@ -26,6 +26,12 @@ class Multilabel(Task):
                 f"multilabel needs a row of 0 and 1 for each sample, but the targets of {info.name} have the shape"
                 f" {info.target_shape}",
                 "Use `task.name: classification` if each sample has one class.",
+            )
+        if info.target_range is not None and not 0 <= info.target_range[0] <= info.target_range[1] <= 1:
+            low, high = info.target_range
+            raise DataError(
+                f"multilabel needs targets from 0 to 1, but those of {info.name} go from {low:g} to {high:g}."
+                "\n  Write 1 for each label that a sample has, and 0 for the others."
             )
         self.info = dataclasses.replace(info, num_outputs=info.target_shape[0])
 

@@ -118,7 +118,8 @@ class Delivery:
 
     def _study_finished(self, event: Event) -> None:
         self._finish(self._parent.run_id, event)  # first, so that nothing keeps the run open
-        metrics = [Metric(name, value, event["at_ms"], 0) for name, value in event["metrics"].items()]
+        when, step = event.get("measured_ms", 0), event.get("step", 0)
+        metrics = [Metric(name, value, when, step) for name, value in event["metrics"].items()]
         self._log(self._parent.run_id, metrics=metrics)
 
     def _trial_started(self, event: Event) -> None:

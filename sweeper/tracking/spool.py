@@ -103,8 +103,18 @@ class Tracker:
     def trial_finished(self, number: int, status: Status, tags: Mapping[str, Any]) -> None:
         self._append("trial_finished", number=number, status=status, tags=_texts(tags))
 
-    def study_finished(self, status: Status, tags: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-        self._append("study_finished", status=status, tags=_texts(tags), metrics=dict(metrics))
+    def study_finished(
+        self, status: Status, tags: Mapping[str, Any], metrics: Mapping[str, float], measured_ms: int = 0, step: int = 0
+    ) -> None:
+        """`metrics` were measured at `measured_ms` by trial `step`: then a repeat adds nothing."""
+        self._append(
+            "study_finished",
+            status=status,
+            tags=_texts(tags),
+            metrics=dict(metrics),
+            measured_ms=measured_ms,
+            step=step,
+        )
 
     def new_run_ids(self) -> dict[int, str]:
         """Trial number -> run id, of the runs that the writer opened or found since the last call."""

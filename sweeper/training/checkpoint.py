@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sweeper.errors import CheckpointError
+from sweeper.errors import CheckpointError, SpecError
 from sweeper.imports import add_import_folder, is_import_path
 from sweeper.records import DataInfo, EpochRecord
 from sweeper.spec import ModelSpec, TrialConfig
@@ -30,10 +30,12 @@ def best_payload(
     record: EpochRecord,
     study: str,
     import_folder: Path | None,
+    example_input: Any,
 ) -> dict[str, Any]:
     """Everything `best.pt` holds: the weights of `record`'s validation, copied to the CPU, and how to build the model.
 
-    `import_folder` is the study file's folder, where a user's own model is imported from.
+    `import_folder` is the study file's folder, where a user's own model is imported from; `example_input` a batch of
+    one sample, scaled as the model learned it.
     """
     weights = model.state_dict()
     for name, value in list(weights.items()):
@@ -44,6 +46,7 @@ def best_payload(
         "model": weights,
         "model_spec": config.model.model_dump(),
         "data_info": info.to_json(),
+        "example_input": to_plain(example_input),
         "import_folder": None if import_folder is None else str(import_folder.resolve()),
         "config": config.model_dump(mode="json"),
         "epoch": record.epoch,
@@ -76,7 +79,10 @@ def load_model(path: str | Path) -> nn.Module:
     folder = payload["import_folder"]
     if is_import_path(spec.name) and folder is not None and Path(folder).is_dir():
         add_import_folder(Path(folder))
-    model = build_model(spec, DataInfo.from_json(payload["data_info"]))
+    try:
+        model = build_model(spec, DataInfo.from_json(payload["data_info"]))
+    except SpecError as error:
+        raise CheckpointError(f"{file}: its model cannot be built here: {error}") from error
     try:
         model.load_state_dict(payload["model"])
     except RuntimeError as error:

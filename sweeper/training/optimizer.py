@@ -95,6 +95,11 @@ def build_optimizer(model: nn.Module, train: TrainSpec, fused: bool) -> torch.op
         raise SpecError(
             ("train", "optimizer_params", "fused"), "is a speed setting", "Write it as `speed: {fused: ...}`."
         )
+    for key in ("weight_decay", "momentum"):
+        if key in train.optimizer_params:
+            raise SpecError(
+                ("train", "optimizer_params", key), "has a key of its own", f"Write it as `train: {{{key}: ...}}`."
+            )
     for key in train.optimizer_params:
         if key not in accepted or key in ("params", "lr"):
             near = difflib.get_close_matches(key, accepted, n=1)

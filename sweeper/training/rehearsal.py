@@ -7,18 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sweeper.data import LoadedData
-from sweeper.data.samples import collate, read_samples
 from sweeper.errors import SpecError, SweeperError
 from sweeper.tasks.base import Task
 
 NUM_SAMPLES = 2
-
-
-def first_samples(data: LoadedData) -> Any:
-    """A batch (inputs, targets) of the first training samples, on the CPU."""
-    dataset = data.splits.train
-    return collate(read_samples(dataset, [(0, index) for index in range(min(NUM_SAMPLES, len(dataset)))], seed=0))
+"""Enough for batch norm, which takes no single sample in training."""
 
 
 def rehearse_batch(model: nn.Module, task: Task, batch: Any, device: torch.device | None) -> None:

@@ -114,6 +114,7 @@ def build_session(config: TrialConfig, data: LoadedData, saved: dict[str, Any] |
     check_monitor(config, task)
     speed = _resolve(config, data, device, saved)
     apply_speed(speed, train.deterministic)
+    reset_switches()
     seed_everything(config.seed)
     model = build_model(config.model, task.info).to(device)
     if speed.channels_last:
@@ -156,6 +157,14 @@ def on_no_device(unless: bool) -> Iterator[None]:
     """
     with torch.random.fork_rng(devices=[]), torch.device("cpu" if unless else "meta"):
         yield
+
+
+def reset_switches() -> None:
+    """torch's global switches as a new process has them: the user's code of an earlier trial may have turned them."""
+    torch.set_default_dtype(torch.float32)
+    torch.set_default_device(None)
+    torch.set_grad_enabled(True)
+    torch.autograd.set_detect_anomaly(False)
 
 
 def seed_everything(seed: int) -> None:

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from sweeper.data import LoadedData, load_data
-from sweeper.errors import SpecError, SweeperError
+from sweeper.data import LoadedData, check_data, load_data
+from sweeper.data.samples import first_batch
+from sweeper.errors import DataError, SpecError, SpecErrors, SweeperError
 from sweeper.imports import add_import_folder, is_import_path
-from sweeper.models import build_model
-from sweeper.space import highest, is_active, suggestion_order, trial_config
+from sweeper.models import build_model, check_model
+from sweeper.space import field_path, highest, is_active, suggestion_order, trial_config
 from sweeper.spec import ChoicesSpec, Scalar, StudySpec, TrialConfig
 from sweeper.study.samplers import rehearse
-from sweeper.tasks import build_task
+from sweeper.tasks import build_task, metric_names
 from sweeper.tracking import check_tracking
 from sweeper.training.memory import check_weights_fit
-from sweeper.training.optimizer import build_optimizer, can_mask, takes_momentum
+from sweeper.training.optimizer import build_optimizer, can_mask, optimizer_class, takes_momentum
 from sweeper.training.precision import resolve_device, resolve_precision
-from sweeper.training.rehearsal import first_samples, rehearse_batch
+from sweeper.training.rehearsal import NUM_SAMPLES, rehearse_batch
 from sweeper.training.session import check_monitor, on_no_device
 from sweeper.training.windows import Windows, validation_steps
 
@@ -30,19 +31,66 @@ from sweeper.training.windows import Windows, validation_steps
 def preflight(spec: StudySpec, import_folder: Path) -> LoadedData:
     """Load the data and build what the extremes of the search space ask for. Creates nothing on disk.
 
-    Raises `SpecError` or `DataError` for the first thing that a trial could not use.
+    Raises `SpecErrors` for all names and arguments that no part knows, else `SpecError` for the first thing that a
+    trial could not use.
     """
     add_import_folder(import_folder)
-    check_tracking(spec.tracking.uri)
-    rehearse(spec)
-    with _user_code(("data", "source"), spec.data.source):
+    _check_names(spec)
+    with _user_code(("data", "source"), spec.data.source), _data_fault():
         data = load_data(spec.data)
-    configs = list(corner_configs(spec))
-    _check_momentum(spec, configs)
-    batch = first_samples(data)
-    for config in configs:
-        _build_parts(config, data, batch)
+    corners = list(corner_configs(spec))
+    _check_momentum(spec, [config for config, _ in corners])
+    batch = first_batch(data.splits.train, NUM_SAMPLES)
+    for config, news in corners:
+        with _blamed_on_draw(news), _data_fault():
+            _build_parts(config, data, batch)
     return data
+
+
+def _check_names(spec: StudySpec) -> None:
+    """What can be said without data, all of it at once."""
+    checks: list[tuple[tuple[str, ...], str, Callable[[], object]]] = [
+        (("tracking", "uri"), "", lambda: check_tracking(spec.tracking.uri)),
+        (("data", "source"), spec.data.source, lambda: check_data(spec.data)),
+        (("model", "name"), spec.model.name, lambda: check_model(spec.model)),
+        (("task", "name"), spec.task.name, lambda: metric_names(spec.task)),
+        (("train", "optimizer"), "", lambda: optimizer_class(spec.train.optimizer)),
+        (("train", "device"), "", lambda: resolve_device(spec.train.device)),
+        (("sampler",), "", lambda: rehearse(spec)),
+    ]
+    errors = []
+    for key, name, check in checks:
+        try:
+            with _user_code(key, name):  # a user's module is imported here
+                check()
+        except SpecError as error:
+            errors.append(error)
+    if errors:
+        raise SpecErrors(errors)
+
+
+@contextlib.contextmanager
+def _data_fault() -> Iterator[None]:
+    """What is wrong with the data is said at `data`."""
+    try:
+        yield
+    except DataError as error:
+        what, _, todo = str(error).partition("\n  ")
+        raise SpecError(("data",), what, todo) from error
+
+
+@contextlib.contextmanager
+def _blamed_on_draw(news: dict[str, Scalar]) -> Iterator[None]:
+    """A fault at the place of a drawn value is said where the value stands: in the search space."""
+    try:
+        yield
+    except SpecError as error:
+        for name, value in news.items():
+            path = field_path(name)
+            if path is not None and error.fault.path[: len(path)] == path:
+                what = f"{value!r} cannot be used: {error.fault.what}"
+                raise SpecError(("search_space", name), what, error.fault.todo) from error
+        raise
 
 
 def _build_parts(config: TrialConfig, data: LoadedData, batch: Any) -> None:
@@ -100,20 +148,20 @@ def _check_validations(config: TrialConfig, num_samples: int) -> None:
         raise SpecError(("train", "validations_per_epoch"), str(error), todo) from None
 
 
-def corner_configs(spec: StudySpec) -> Iterator[TrialConfig]:
-    """One config at each end of each parameter, the others at their first value."""
+def corner_configs(spec: StudySpec) -> Iterator[tuple[TrialConfig, dict[str, Scalar]]]:
+    """One config at each end of each parameter, the others at their first value; and what of its point is new."""
     order = suggestion_order(spec.search_space)
     ends = {name: _ends(spec, name) for name in order}
     base = {name: values[0] for name, values in ends.items()}
     first = _active_part(spec, order, base)
-    yield _checked_config(spec, first, first)
+    yield _checked_config(spec, first, first), first
     seen = [first]
     for name in order:
         for value in ends[name]:
             point = _active_part(spec, order, {**base, name: value})
             if point not in seen:
                 seen.append(point)
-                yield _checked_config(spec, point, {name: value})
+                yield _checked_config(spec, point, {name: value}), {name: value}
 
 
 def _ends(spec: StudySpec, name: str) -> list[Scalar]:

@@ -78,7 +78,7 @@ def read_study(spec: StudySpec) -> StoredStudy:
         raise StorageError(f"There is no database {path}\n{todo}")
     if not _is_optuna(path):
         raise StorageError(f"{path} is not a database of studies\n  Check `storage` in the study file.")
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
         study = optuna.load_study(study_name=spec.study, storage=open_to_read(spec.storage))
     except KeyError:

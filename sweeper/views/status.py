@@ -28,6 +28,17 @@ def status_json(stored: StoredStudy) -> dict[str, Any]:
     }
 
 
+def states_text(stored: StoredStudy) -> str:
+    """`14 complete, 12 pruned, 1 diverged`: pruned trials by their reason, for Optuna's PRUNED has more than one."""
+    counts: dict[str, int] = {}
+    for trial in stored.trials:
+        state = stored.state(trial)
+        word = trial.user_attrs.get("stop_reason", state).replace("_", " ") if state == "pruned" else state
+        counts[word] = counts.get(word, 0) + 1
+    order = sorted(counts, key=lambda word: STATES.index(word) if word in STATES else 1.5)
+    return ", ".join(f"{counts[word]} {word}" for word in order) or "no trials"
+
+
 def best_json(trial: FrozenTrial) -> dict[str, Any]:
     return {
         "trial": trial.number,
