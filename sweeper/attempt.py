@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import warnings
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,29 +13,20 @@ from typing import Any
 import optuna
 
 from sweeper.data.samples import first_batch
-from sweeper.errors import CheckpointError, DatabaseError, StorageError
+from sweeper.errors import CheckpointError, StorageError
 from sweeper.ownership import Renewal
 from sweeper.pruning import PRUNED_AT, should_prune
-from sweeper.records import EpochRecord, StopReason, TrialOutcome
+from sweeper.records import ENDINGS, EpochRecord, StopReason, TrialOutcome
 from sweeper.room import LeftEarly, TrialRoom
 from sweeper.spec import TrialConfig
-from sweeper.tracking import redact
+from sweeper.storage import optuna_answering
 from sweeper.training.checkpoint import best_payload
 from sweeper.training.loop import train
 from sweeper.training.session import Session, build_session
 from sweeper.training.speed import speed_config
 from sweeper.training.stopping import Judgement, Verdict, carry_forward
 from sweeper.training.trial_folder import TrialFolder
-from sweeper.trial_params import dataset_input, logged_params
-
-
-@contextlib.contextmanager
-def _database(url: str) -> Iterator[None]:
-    """Optuna's word for a database that does not answer is ours for the same."""
-    try:
-        yield
-    except optuna.exceptions.StorageInternalError as error:
-        raise DatabaseError(f"{redact(url)}: the database does not answer: {error.__cause__ or error}") from error
+from sweeper.trial_params import config_params, dataset_input, resolved_params
 
 
 class Attempt:
@@ -73,7 +62,7 @@ class Attempt:
         """The end of the trial with its best value. A trial that would be complete without ever having had a finite
         value has failed: it has nothing to compare."""
         best = self.judgement
-        if best.best_value is None and reason in ("max_epochs", "early_stopped", "time_limit"):
+        if best.best_value is None and ENDINGS[reason].state == "COMPLETE":
             why = "timeout_s was over" if reason == "time_limit" else f"{self.next_validation} validations were made"
             return TrialOutcome("failed", error=f"There is no finite {self.config.objective.monitor}: {why}.")
         return TrialOutcome(reason, best.best_value, best.best_epoch, error)
@@ -90,7 +79,11 @@ class Attempt:
         if PRUNED_AT in self.trial.user_attrs:
             return self._pruned_before()
         state = self._saved_state()
-        self.session = build_session(self.config, self.room.load(), state["session"] if state else None)
+        try:
+            self.session = build_session(self.config, self.room.load(), state["session"] if state else None)
+        except BaseException:  # memory, say: then it is known what the values were
+            self._log_start(None)
+            raise
         self._log_start(self.session)
         reason = self._go_on_from(state, self.session) if state else None
         if reason is not None:
@@ -115,10 +108,8 @@ class Attempt:
         state = self.folder.load_last()
         if state is None and self.reported and not self.recorded:
             raise CheckpointError(f"{self.folder.path}: values were reported, but the trial's files are gone")
-        if state is None and self.recorded:
-            last = max(self.recorded.values(), key=lambda record: record.validation)
-            if last.epoch >= self.room.spec.checkpoints.every_epochs:
-                raise CheckpointError(f"{self.folder.path}: epoch {last.epoch} was reached, but no checkpoint is left")
+        if state is None and self.folder.has_saved():
+            raise CheckpointError(f"{self.folder.path}: checkpoints were saved, and none is left")
         return state
 
     def _go_on_from(self, state: dict[str, Any], session: Session) -> StopReason | None:
@@ -206,7 +197,7 @@ class Attempt:
         value is its best."""
         best = self.judgement.best_value
         if best is not None and validation not in self.reported:
-            with _database(self.room.spec.storage):
+            with optuna_answering(self.room.spec.storage):
                 self.trial.report(best, validation)
             self.reported.add(validation)
 
@@ -225,22 +216,26 @@ class Attempt:
         # Below the last step that an earlier attempt reported the pruner has said "go on", and it looks at that step.
         if not may_ask or validation < self.last_asked:
             return None
-        with _database(self.room.spec.storage):
+        with optuna_answering(self.room.spec.storage):
             return "pruned" if should_prune(self.room.claims, self.trial, validation) else None
 
-    def _log_start(self, session: Session) -> None:
+    def _log_start(self, session: Session | None) -> None:
+        """Everything that determines the trial; without a session, what the file and the draw say."""
         number, train_spec = self.trial.number, self.config.train
-        speed = speed_config(session.speed, session.device, train_spec.batch_size, train_spec.accumulation_steps)
-        name = "speed_config.json" if self.attempt == 1 else f"speed_config.{self.attempt}.json"
-        files = {name: speed, "config.json": self.config.model_dump(mode="json")}
+        params, info = config_params(self.config), self.room.load().info
+        files = {"config.json": self.config.model_dump(mode="json")}
+        if session is not None:
+            speed = speed_config(session.speed, session.device, train_spec.batch_size, train_spec.accumulation_steps)
+            params, info = params | resolved_params(session.device, session.speed.precision, speed), session.task.info
+            files["speed_config.json" if self.attempt == 1 else f"speed_config.{self.attempt}.json"] = speed
         for file_name, values in files.items():
             _write_json(self.folder.path / file_name, values)
         self.room.tracker.trial_started(
             number,
             self.trial.user_attrs.get("mlflow_run_id"),
-            params=logged_params(self.config, session.device, session.speed.precision, speed),
+            params=params,
             tags={"attempt": str(self.attempt)},
-            dataset=dataset_input(self.config, session.task.info),
+            dataset=dataset_input(self.config, info),
             artifacts=[(self.folder.path / file_name, file_name) for file_name in files],
         )
 

@@ -88,7 +88,11 @@ def run(study_file: Path) -> None:
             f"MLflow could not be reached; what it has not got lies in {result.undelivered.absolute()}", err=True
         )
         click.echo("  The next `sweep run` delivers it.", err=True)
-    _print_result(file, result.why_over, nothing_run=not result.num_run)
+    try:
+        _print_result(file, result.why_over, nothing_run=not result.num_run)
+    except SweeperError:  # a database that does not answer; that is said below
+        if result.error is None:
+            raise
     if result.error is not None:
         _leave(str(result.error).replace("STUDY.yaml", str(study_file)), result.error.exit_code)
     if result.interrupted:
@@ -237,21 +241,20 @@ def _so_far(file: StudyFile) -> tuple[int, list[Ended], list[int]]:
     """How many trials of earlier runs count, the best of them, and the numbers of those that were interrupted."""
     from sweeper.display import BEST_SHOWN, Ended
     from sweeper.errors import StorageError
+    from sweeper.study.worker import counts
     from sweeper.views.reading import read_study
-    from sweeper.views.status import ranking, status_json
+    from sweeper.views.status import ranking
 
     try:
         stored = read_study(file.spec)
     except StorageError:
         return 0, [], []
-    trials = status_json(stored)["trials"]
     results = [
         Ended(t.value, t.number, t.user_attrs.get("stop_reason", ""), t.params)
         for t in ranking(stored, BEST_SHOWN)
         if t.value is not None
     ]
-    outside = sum(t.user_attrs.get("stop_reason") == "outside_limits" for t in stored.trials)
-    return trials["complete"] + trials["pruned"] - outside, results, sorted(stored.interrupted)
+    return sum(map(counts, stored.trials)), results, sorted(stored.interrupted)
 
 
 def _summary(file: StudyFile, sizes: dict[str, int]) -> str:

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from sweeper.records import EpochRecord, TrialOutcome
+from sweeper.records import ENDINGS, EpochRecord, TrialOutcome
 from sweeper.spec import StudySpec, TrialConfig
 
 BEST_SHOWN = 5
@@ -95,13 +95,13 @@ class RunDisplay:
 
     def on_end(self, number: int, outcome: TrialOutcome) -> None:
         running = self.running.pop(number, None)
-        if outcome.stop_reason != "outside_limits":
-            self.finished += outcome.stop_reason != "failed"
+        ending = ENDINGS[outcome.stop_reason]
+        self.finished += ending.counts
         epoch = "" if outcome.best_epoch is None else f" at epoch {outcome.best_epoch}"
         line = f"trial {number:>4}  {outcome.stop_reason:<14} best {_number(outcome.value)}{epoch}"
         if outcome.stop_reason in ("failed", "outside_limits") and outcome.error:
             line += f"  {outcome.summary}"
-        if outcome.value is not None and outcome.stop_reason in ("max_epochs", "early_stopped", "time_limit"):
+        if outcome.value is not None and ending.state == "COMPLETE":
             params = running.config.params if running is not None else {}
             self.ended.append(Ended(outcome.value, number, outcome.stop_reason, params))
         if self._live is None or outcome.stop_reason == "failed":

@@ -195,12 +195,16 @@ class Claims:
         """
         with transaction(self._engine) as connection:
             tables.set_attr(connection, tables.USER_ATTRS, trial_id, key, value)
-        # Optuna's cache holds an ended trial for ever, and hands out its own object here.
-        self._storage.get_trial(trial_id).user_attrs[key] = value
+        with tables.answering(self._engine):
+            # Optuna's cache holds an ended trial for ever, and hands out its own object here.
+            self._storage.get_trial(trial_id).user_attrs[key] = value
 
-    def set_attrs(self, trial_id: int, user: Mapping[str, Any], system: Mapping[str, Any]) -> None:
-        """Set user and system attributes of a running trial: all of them, or none."""
+    def set_attrs(self, trial_id: int, user: Mapping[str, Any], system: Mapping[str, Any] = NOTHING) -> None:
+        """Set user and system attributes of my trial: all of them, or none. Raises `LostTrialError` as `renew` says."""
         with transaction(self._engine) as connection:
+            mine = tables.is_owned_by(trial_id, self._me), tables.is_running(trial_id)
+            if not tables.beat_if(connection, trial_id, *mine):
+                raise LostTrialError(f"trial id {trial_id} is no longer run by this worker")
             for table, attrs in ((tables.USER_ATTRS, user), (tables.SYSTEM_ATTRS, system)):
                 for key, value in attrs.items():
                     tables.set_attr(connection, table, trial_id, key, value)
@@ -209,7 +213,8 @@ class Claims:
 
     def trial_id(self, number: int) -> int:
         """The database's id of trial `number`, by which all methods go."""
-        return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
+        with tables.answering(self._engine):
+            return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
 
     def counts(self) -> dict[str, int]:
         """The number of trials in each state, by the state's name; 0 for those that do not occur."""
@@ -229,8 +234,9 @@ class Claims:
         return json.dumps({word: json.loads(self._me)})
 
     def _tell_cache(self) -> None:
-        # Optuna's cache refuses parameters for a trial that it has not listed.
-        self._storage.get_all_trials(self._study_id, deepcopy=False)
+        with tables.answering(self._engine):
+            # Optuna's cache refuses parameters for a trial that it has not listed.
+            self._storage.get_all_trials(self._study_id, deepcopy=False)
 
 
 class Renewal:

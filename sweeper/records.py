@@ -18,6 +18,25 @@ StopReason = Literal[
 ]
 
 
+@dataclass(frozen=True)
+class Ending:
+    """What a stop reason means to Optuna. `counts`: it uses up one of `budget.trials`."""
+
+    state: Literal["COMPLETE", "PRUNED", "FAIL"]
+    feasible: bool = True
+    counts: bool = True
+
+
+ENDINGS: dict[StopReason, Ending] = {
+    "max_epochs": Ending("COMPLETE"),
+    "early_stopped": Ending("COMPLETE"),
+    "time_limit": Ending("COMPLETE"),
+    "pruned": Ending("PRUNED"),
+    "diverged": Ending("PRUNED", feasible=False),
+    "out_of_memory": Ending("PRUNED", feasible=False),
+    "outside_limits": Ending("PRUNED", feasible=False, counts=False),
+    "failed": Ending("FAIL", counts=False),
+}
 LONGEST_SUMMARY = 300
 
 

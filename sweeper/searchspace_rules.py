@@ -138,7 +138,7 @@ class SpaceReader:
         whole = self._is_whole(path, [value for value in (low, high, step) if value is not None])
         if low > high:
             todo = f"Swap them, or write `{name}: {low:g}` under `{path[0]}` to hold it fixed."
-            self._fault((name,), f"low ({low:g}) must be below high ({high:g})", todo)
+            self._fault((name,), f"low ({low:g}) is above high ({high:g})", todo)
         elif log and low <= 0:
             todo = "A log range needs low above 0; write the values themselves (1e-8), not their exponents (-8)."
             self._fault((name, "low"), f"{low:g} has no logarithm", todo)

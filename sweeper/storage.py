@@ -11,7 +11,7 @@ import optuna
 import sqlalchemy as sa
 from optuna.storages import RDBStorage
 
-from sweeper.errors import StorageError
+from sweeper.errors import DatabaseError, StorageError
 
 BUSY_TIMEOUT_S = 60.0
 LOCK_POLL_S = 0.01
@@ -76,6 +76,19 @@ def open_to_read(url: str) -> RDBStorage:
     path = sqlite_path(url)
     read_only = sa.URL.create("sqlite", database=path.as_uri(), query={"mode": "ro", "uri": "true"})
     return _open(path, read_only.render_as_string(), skip_table_creation=True)
+
+
+@contextmanager
+def optuna_answering(url: str) -> Iterator[None]:
+    """Optuna's word for a database that does not answer becomes ours. Raises `DatabaseError`."""
+    try:
+        yield
+    except optuna.exceptions.StorageInternalError as error:
+        cause = getattr(error.__cause__, "orig", None) or error.__cause__ or error
+        raise DatabaseError(
+            f"{sqlite_path(url)}: the database does not answer: {cause}\n"
+            "  Close the program that holds it, then run the same command again: it goes on where it stopped."
+        ) from error
 
 
 def _open(path: Path, url: str, skip_table_creation: bool = False) -> RDBStorage:

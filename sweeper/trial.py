@@ -6,6 +6,7 @@ Everything a trial touches is in its `TrialRoom`. What it decides is decided her
 from __future__ import annotations
 
 import contextlib
+import time
 import traceback
 from typing import Any, Literal
 
@@ -23,7 +24,7 @@ from sweeper.errors import (
 )
 from sweeper.owner import this_process_only
 from sweeper.ownership import Renewal, storage_lock
-from sweeper.records import StopReason, TrialOutcome
+from sweeper.records import ENDINGS, StopReason, TrialOutcome
 from sweeper.room import LeftEarly, TrialRoom
 from sweeper.space import beyond_limits, suggest, trial_config
 from sweeper.spec import TrialConfig
@@ -31,17 +32,8 @@ from sweeper.training.memory import is_out_of_memory, release_memory
 from sweeper.training.trial_folder import TrialFolder
 from sweeper.triallog import captured
 
-STATES: dict[StopReason, optuna.trial.TrialState] = {
-    "max_epochs": optuna.trial.TrialState.COMPLETE,
-    "early_stopped": optuna.trial.TrialState.COMPLETE,
-    "time_limit": optuna.trial.TrialState.COMPLETE,
-    "pruned": optuna.trial.TrialState.PRUNED,
-    "diverged": optuna.trial.TrialState.PRUNED,
-    "out_of_memory": optuna.trial.TrialState.PRUNED,
-    "outside_limits": optuna.trial.TrialState.PRUNED,
-    "failed": optuna.trial.TrialState.FAIL,
-}
-INFEASIBLE: tuple[StopReason, ...] = ("diverged", "out_of_memory", "outside_limits")
+# A signal to all processes may end a loader worker a moment before it interrupts this one.
+SIGNAL_ARRIVES_S = 1.0
 
 
 def run_trial(room: TrialRoom, trial: optuna.trial.Trial, attempt: int) -> TrialOutcome | None:
@@ -77,7 +69,7 @@ def _drawn(room: TrialRoom, trial: optuna.trial.Trial) -> tuple[TrialConfig | No
         return None, TrialOutcome("failed", error=f"These values exclude each other:\n{error}")
     except optuna.exceptions.StorageInternalError as error:
         raise DatabaseError(f"{room.spec.storage}: the database does not answer: {error}") from error
-    except (ValueError, TypeError, ArithmeticError):  # the sampler's, at some point that the rehearsal did not reach
+    except Exception:  # the sampler's, at some point that the rehearsal did not reach
         return None, TrialOutcome("failed", error=traceback.format_exc())
     beyond = beyond_limits(room.spec, config)
     return (config, None) if beyond is None else (None, TrialOutcome("outside_limits", error=beyond))
@@ -115,9 +107,11 @@ def _guarded(run: Attempt) -> TrialOutcome:
     except CheckpointError as error:
         run.checkpoint_lost = True
         return run.outcome("failed", f"{error}\nIts parameters are enqueued again.")
-    except (LostTrialError, LeftEarly, DatabaseError, InterruptedNow):
+    except (LostTrialError, LeftEarly, DatabaseError, optuna.exceptions.StorageInternalError, InterruptedNow):
         raise
     except BaseException as error:  # `sys.exit()` in the user's code ends its trial, not the study
+        if isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker"):
+            time.sleep(SIGNAL_ARRIVES_S)
         reason: StopReason = "out_of_memory" if is_out_of_memory(error) else "failed"
         text = str(error) if isinstance(error, SweeperError) else traceback.format_exc()
         return run.outcome(reason, text.encode("utf-8", "backslashreplace").decode())
@@ -139,7 +133,7 @@ def _hand_over(room: TrialRoom, number: int, outcome: TrialOutcome, folder: Tria
     tags = {"stop_reason": outcome.stop_reason, "best_epoch": str(outcome.best_epoch)}
     if outcome.summary:
         tags["error"] = outcome.summary
-    status: Literal["FAILED", "FINISHED"] = "FAILED" if outcome.stop_reason == "failed" else "FINISHED"
+    status: Literal["FAILED", "FINISHED"] = "FAILED" if ENDINGS[outcome.stop_reason].state == "FAIL" else "FINISHED"
     room.tracker.trial_finished(number, status, tags)
 
 
@@ -156,13 +150,14 @@ def _tell(
         attributes["best_epoch"] = outcome.best_epoch
     if outcome.error is not None:
         attributes["error"] = _shortened(outcome.error.strip())
+    ending = ENDINGS[outcome.stop_reason]
     told = room.claims.finish(
         trial._trial_id,
-        STATES[outcome.stop_reason],
-        None if outcome.stop_reason == "failed" else outcome.value,
+        optuna.trial.TrialState[ending.state],
+        None if ending.state == "FAIL" else outcome.value,
         intermediate=plateau or {},
         user_attrs=attributes,
-        constraints={outcome.stop_reason: 1.0} if outcome.stop_reason in INFEASIBLE else {},
+        constraints={} if ending.feasible else {outcome.stop_reason: 1.0},
     )
     if not told:
         return None

@@ -9,9 +9,9 @@ from sweeper.records import DataInfo
 from sweeper.spec import SCHEDULER_KEYS, TrialConfig
 
 
-def logged_params(config: TrialConfig, device: object, precision: str, speed: dict[str, Any]) -> dict[str, Any]:
-    """`precision` and `device` are what runs, not what the file asked for."""
-    train = config.train.model_dump(mode="json")
+def config_params(config: TrialConfig) -> dict[str, Any]:
+    """What the file and the draw say; `precision` and `device`, which may be `auto`, are in `resolved_params`."""
+    train = config.train.model_dump(mode="json", exclude={"precision", "device"})
     scheduler = train.pop("scheduler")
     used = {"name", "warmup_epochs", "warmup_steps", *SCHEDULER_KEYS[scheduler["name"]]}
     params = {**_flat("", train), **_flat("scheduler.", {key: scheduler[key] for key in used})}
@@ -19,14 +19,16 @@ def logged_params(config: TrialConfig, device: object, precision: str, speed: di
         params |= _flat(f"{section}.", getattr(config, section).model_dump(mode="json"))
     params |= {
         "early_stopping.patience": config.early_stopping.resolved_patience(config.num_validations),
-        "precision": precision,
-        "device": str(device),
         "trial_seed": config.seed,
         "effective_batch_size": config.train.effective_batch_size,
         "applied_lr": config.train.applied_lr,
-        **{f"speed.{name}": value for name, value in speed.items()},
     }
     return params
+
+
+def resolved_params(device: object, precision: str, speed: dict[str, Any]) -> dict[str, Any]:
+    """What runs, not what the file asked for."""
+    return {"precision": precision, "device": str(device), **{f"speed.{name}": value for name, value in speed.items()}}
 
 
 def _flat(prefix: str, values: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,10 +12,11 @@ import optuna
 
 from builders import PLAIN_SGD, make_spec
 from sweeper.data import load_data
+from sweeper.errors import InterruptedNow
 from sweeper.imports import add_import_folder
 from sweeper.ownership import Claims, Owner
 from sweeper.records import EpochRecord
-from sweeper.room import TrialRoom
+from sweeper.room import Progress, TrialRoom
 from sweeper.spec import StudySpec
 from sweeper.study.opening import open_study
 from sweeper.study.worker import Worker
@@ -69,12 +71,24 @@ class Ran:
         return sorted(path.name for path in (self.folder / f"trial-{number:04d}").glob("*.pt"))
 
 
-def run_spec(spec: StudySpec, folder: Path, leave: Callable[[], bool] = lambda: False) -> Ran:
-    """Work on `spec` until its budget is used up, in `folder`."""
+def run_spec(
+    spec: StudySpec,
+    folder: Path,
+    leave: Callable[[], bool] = lambda: False,
+    tracker: Remembered | None = None,
+    after_record: Callable[[], bool] = lambda: False,
+) -> Ran:
+    """Work on `spec` until its budget is used up, in `folder`; or until `after_record`, asked after each validation,
+    is true: then the worker leaves at once, as after SIGTERM."""
     add_import_folder(Path(__file__).parent)
     spec = spec.model_copy(update={"storage": f"sqlite:///{folder}/optuna.db"})
     opened = open_study(spec)
-    tracker = Remembered()
+    tracker = tracker or Remembered()
+
+    def on_record(*_: Any) -> None:
+        if after_record():
+            raise InterruptedNow("SIGTERM")
+
     data = load_data(spec.data)
     room = TrialRoom(
         spec=spec,
@@ -84,9 +98,11 @@ def run_spec(spec: StudySpec, folder: Path, leave: Callable[[], bool] = lambda: 
         load=lambda: data,
         checkpoints=folder / "checkpoints",
         leave_after_epoch=leave,
+        progress=Progress(on_record),
     )
     worker = Worker(opened, room, leaving=leave)
-    worker.work()
+    with contextlib.suppress(InterruptedNow):
+        worker.work()
     study = optuna.load_study(study_name=spec.study, storage=spec.storage)
     return Ran(study, tracker, folder / "checkpoints", worker.why_over)
 

@@ -33,6 +33,11 @@ def test_train_alone_is_split_by_the_fractions() -> None:
     assert sorted(targets_of(data.splits.val).tolist()) == [0, 2]
 
 
+def test_the_range_of_all_targets_is_told() -> None:
+    splits = Splits(TensorDataset(torch.zeros(4, 2), torch.tensor([[0.0, 1.0]] * 3 + [[0.5, 255.0]])), rows(4))
+    assert load(Splits(splits.train)).info.target_range == (0.0, 255.0)
+
+
 def test_given_splits_are_kept() -> None:
     info = load(Splits(rows(8), rows(4), rows(6))).info
     assert info.sizes == {"train": 8, "val": 4, "test": 6}

@@ -66,10 +66,10 @@ def test_the_answer_to_ctrl_c_stays_on_the_terminal(monkeypatch: Any) -> None:
 def test_off_a_terminal_each_trial_is_one_line(monkeypatch: Any) -> None:
     stream = io.StringIO()
     with shown(stream, monkeypatch) as display:
-        display.on_end(0, TrialOutcome("failed", error="ValueError: " + "x" * 300))
+        display.on_end(0, TrialOutcome("failed", error="ValueError: " + "x" * 200))
         display.on_end(1, TrialOutcome("max_epochs", 0.5, 3))
     assert stream.getvalue().splitlines() == [
-        f"[0/3] trial    0  failed         best -  ValueError: {'x' * 300}",
+        f"[0/3] trial    0  failed         best -  ValueError: {'x' * 200}",
         "[1/3] trial    1  max_epochs     best 0.5000 at epoch 3",
     ]
 

@@ -160,6 +160,17 @@ def test_gradients_are_clipped_after_unscaling(
     assert record.metrics["optim/clipped_fraction"] == clipped
 
 
+def test_clipping_sees_gradients_without_the_scale() -> None:
+    """Scale 65536, and targets so small that the scaled gradients (3, 4) fit into half precision."""
+    scale = 65536.0
+    session = steered([(3.0 / scale, 4.0 / scale)] * 2, lr=1.0, batch_size=2, precision="fp16", init_scale=scale,
+                      max_grad_norm=1.0 / scale)  # fmt: skip
+    (record,) = run(session)
+    weights = next(session.model.parameters()).detach()
+    assert (-weights * scale).tolist() == pytest.approx((0.6, 0.8), rel=1e-3)
+    assert record.metrics["optim/grad_norm"] * scale == pytest.approx(5.0, rel=1e-3)
+
+
 def steered(gradients: list[tuple[float, float]], **train_keys: Any) -> Session:
     train_keys.setdefault("init_scale", 1024.0)  # 65536 times these gradients overflows half precision by itself
     return toy_session(

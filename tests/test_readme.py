@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
+from commands import sweep
 from sweeper.cli import main
 from sweeper.spec import StudySpec
 from sweeper.studyfile import read_study_file
@@ -29,7 +31,16 @@ def test_the_study_file_is_the_shipped_one(tmp_path: Path) -> None:
     assert read_study_file(path).spec == read_study_file(ROOT / "studies/digits.yaml").spec
 
 
+def test_the_first_command_finds_a_good_model(tmp_path: Path) -> None:
+    study = str(ROOT / "studies/digits.yaml")
+    done = sweep(tmp_path, "run", study)
+    assert done.returncode == 0, done.stderr
+    status = json.loads(sweep(tmp_path, "status", study, "--json").stdout)
+    assert status["trials"]["complete"] + status["trials"]["pruned"] == 30
+    assert status["best"]["value"] >= 0.985
+
+
 def test_the_top_level_holds_what_was_agreed() -> None:
     agreed = {"pyproject.toml", "README.md", "sweeper", "studies", "mlruns", "tests", "docker"}
-    built = {"build", "sweeper.egg-info"}  # by `pip install .`, ignored by git
+    built = {"build", "dist", "venv", "sweeper.egg-info"}  # by whoever works here, ignored by git
     assert {path.name for path in ROOT.iterdir() if not path.name.startswith(".")} - built <= agreed

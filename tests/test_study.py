@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -242,7 +243,7 @@ VAL_LOSS = {"monitor": "val_loss", "direction": "minimize"}
         ),
         pytest.param(
             {"model": {"name": "toys:wide_model"}},
-            r"cannot take a batch of float32 .*: mat1 and mat2",
+            r"raised RuntimeError: mat1 and mat2 .* The batch was float32 of the shape \(2, 1, 8, 8\)\.",
             id="input width",
         ),
         pytest.param(
@@ -259,6 +260,12 @@ VAL_LOSS = {"monitor": "val_loss", "direction": "minimize"}
 def test_parts_that_do_not_fit_together_are_found_before_anything_runs(sections: dict[str, Any], words: str) -> None:
     with pytest.raises(SpecError, match=words):
         preflight(make_spec(**{"objective": VAL_LOSS, **sections}), Path(__file__).parent)
+
+
+def test_a_fault_in_the_users_model_is_said_with_their_line() -> None:
+    with pytest.raises(SpecError) as caught:
+        preflight(make_spec(model={"name": "toys:wide_model"}), Path(__file__).parent)
+    assert re.fullmatch(r"It happened in .*toys\.py:\d+: return self\.linear\(.*\)", caught.value.fault.todo)
 
 
 def test_everything_that_nobody_knows_is_told_at_once() -> None:

@@ -348,6 +348,7 @@ def test_booleans_and_null_are_choices(tmp_path: Path) -> None:
         ),
         pytest.param("max_epochs: 3", "learning_rate: 0.1", "Did you mean lr?", id="another-tool's-name"),
         pytest.param("max_epochs: 3", "max_epochs: three", "Write a whole number.", id="a-word"),
+        pytest.param("max_epochs: 3", "max_epochs: 12:30", "Write a whole number.", id="no-base-60"),
         pytest.param("max_epochs: 3", "max_epochs: '3'", "Write it without quotes: 3.", id="quotes"),
         pytest.param("  lr: {low", "  learning_rate: {low", "Did you mean lr?", id="searched-by-another-name"),
         pytest.param("  lr: {low", "  optimizer.lr: {low", "Did you mean lr?", id="searched-in-the-wrong-place"),

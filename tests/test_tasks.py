@@ -185,6 +185,14 @@ def test_integers_that_are_no_class_indices_are_refused_before_training() -> Non
         build_task(TaskSpec(), info)
 
 
+@pytest.mark.parametrize("bounds", [(0.0, 255.0), (-1.0, 1.0)])
+def test_labels_other_than_0_and_1_are_refused(bounds: tuple[float, float]) -> None:
+    info = dataclasses.replace(LABELS, target_range=bounds)
+    with pytest.raises(DataError, match=rf"targets from 0 to 1, .* from {bounds[0]:g} to {bounds[1]:g}"):
+        build_task(TaskSpec(name="multilabel"), info)
+    build_task(TaskSpec(name="multilabel"), dataclasses.replace(LABELS, target_range=(0.0, 1.0)))
+
+
 def test_one_sample_has_no_r2() -> None:
     metric = build_task(TaskSpec(name="regression"), NUMBERS).metrics()["r2"]
     assert math.isnan(split_metric(metric, torch.tensor([[1.0]]), torch.tensor([1.5]), [1]))

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from mlflow import MlflowClient
 from mlflow.entities import ViewType
@@ -157,6 +158,27 @@ def test_two_that_start_at_once_share_experiment_and_parent(tmp_path: Path) -> N
     counts = {name: len(runs) for name, runs in runs_of(client, "shared").items()}
     assert counts == {"shared": 1, "trial-0000": 1, "trial-0001": 1}
     assert not half_made.exists()
+
+
+def test_the_writer_tells_nobody_elsewhere(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MLFLOW_DISABLE_TELEMETRY", "DO_NOT_TRACK"):
+        monkeypatch.delenv(name, raising=False)
+    tracker = Tracker(place / "spool" / "quiet", settings_for(place, "quiet"))
+    tracker.start()
+    assert tracker._writer is not None
+    environment = psutil.Process(tracker._writer.pid).environ()
+    assert (environment["MLFLOW_DISABLE_TELEMETRY"], environment["DO_NOT_TRACK"]) == ("true", "true")
+    tracker.study_finished("FINISHED", {}, {})
+    assert tracker.close(patiently)
+
+
+def test_of_two_workers_the_one_that_leaves_last_knows_it(tmp_path: Path) -> None:
+    first, second = (Tracker(tmp_path / "spool", settings_for(tmp_path, "two")) for _ in range(2))
+    for tracker in (first, second):
+        tracker.start()
+    assert [first.leaves_last(), second.leaves_last()] == [False, True]
+    assert first.close(patiently)
+    assert second.close(patiently)
 
 
 # What the user can mend

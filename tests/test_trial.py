@@ -198,9 +198,8 @@ def test_failing_trials_are_replaced_until_there_are_too_many(tmp_path: Path) ->
         model={"name": "toys:failing_model"},
         train={"max_epochs": 1, "batch_size": 256},
         search_space={"model.params.row": {"choices": [0, 1]}},
-        enqueue=[{"model.params.row": 1}, {"model.params.row": 0}],
+        enqueue=[{"model.params.row": row} for row in (1, 0, 0)],
         budget={"trials": 2, "max_failures": 1},
-        sampler={"name": "grid"},
     )
     ran = run_spec(spec, tmp_path)
     assert ran.states() == ["FAIL", "COMPLETE", "COMPLETE"]

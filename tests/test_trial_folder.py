@@ -24,11 +24,11 @@ import torch
 from sweeper.errors import CheckpointError, InterruptedNow, StorageError
 from sweeper.records import EpochRecord
 from sweeper.training.stopping import Judgement
-from sweeper.training.trial_folder import TrialFolder, open_checkpoint
+from sweeper.training.trial_folder import SAVED_NAME, TrialFolder, open_checkpoint
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir() if path.name != SAVED_NAME)
 
 
 def record(validation: int, **metrics: float) -> EpochRecord:
@@ -205,7 +205,7 @@ def test_a_file_that_needs_unpickling_is_refused(tmp_path: Path) -> None:
 SAVE_FOR_EVER = textwrap.dedent("""
     import resource, signal, sys, torch
     from pathlib import Path
-    from sweeper.training.trial_folder import TrialFolder
+    from sweeper.training.trial_folder import SAVED_NAME, TrialFolder
 
     folder = TrialFolder(Path(sys.argv[1]), keep_last=2)
     limit = int(sys.argv[2])

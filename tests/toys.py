@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import weakref
 from typing import Any
 
 import torch
@@ -139,7 +140,18 @@ def poisoned_model(params: dict[str, Any], data: DataInfo) -> nn.Module:
     return model
 
 
-class Failing(Flat):
+LIVING: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+class Counted(Flat):
+    """Is in `LIVING` as long as anything holds it."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        LIVING.add(self)
+
+
+class Failing(Counted):
     def forward(self, inputs: Tensor) -> Tensor:
         print("this model cannot be trained")
         raise ZeroDivisionError("by design")
@@ -147,7 +159,44 @@ class Failing(Flat):
 
 def failing_model(params: dict[str, Any], data: DataInfo) -> nn.Module:
     """Trains in row 0 and raises in row 1."""
-    return (Failing if params["row"] == 1 else Flat)(64, data.num_outputs)
+    return (Failing if params["row"] == 1 else Counted)(64, data.num_outputs)
+
+
+AUTOCAST: set[tuple[str, torch.dtype | None]] = set()
+
+
+class Watched(Flat):
+    """Notes in `AUTOCAST` the precision of each forward."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+        AUTOCAST.add(("train" if self.training else "eval", dtype))
+        return super().forward(inputs)
+
+
+def watched_model(params: dict[str, Any], data: DataInfo) -> nn.Module:
+    return Watched(64, data.num_outputs)
+
+
+class Meddling(Flat):
+    """Turns torch's global switches when its epoch is validated, and leaves them so."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        output = super().forward(inputs)
+        if not self.training:
+            torch.set_default_dtype(torch.float64)
+            torch.set_grad_enabled(False)
+        return output
+
+
+def meddling_model(params: dict[str, Any], data: DataInfo) -> nn.Module:
+    return Meddling(64, data.num_outputs)
+
+
+def many_rows(params: dict[str, Any], split_seed: int) -> Splits:
+    """1,000 rows to train on."""
+    inputs, targets = torch.randn(1100, 4), torch.arange(1100) % 3
+    return Splits(InMemory(inputs[:1000], targets[:1000]), InMemory(inputs[1000:], targets[1000:]))
 
 
 class Slow(Flat):
@@ -297,6 +346,9 @@ ERRORS: dict[str, BaseException] = {
     "exit": SystemExit(),
     "interrupt": KeyboardInterrupt(),
     "base": BaseException("below all"),
+    "memory": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    "accelerator memory": torch.AcceleratorError("CUDA error: out of memory"),
+    "host memory": MemoryError(),
     "surrogate": ValueError("a file named \ud800"),
     "unspeakable": Unspeakable(),
 }

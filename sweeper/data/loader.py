@@ -127,14 +127,12 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def _start_worker(parent: int, _worker: int) -> None:
-    """Runs first in each loader worker: it dies with its parent, and leaves it the signals to a group of processes.
-
-    Handlers of the trial were inherited. A worker that ended first would look like a failure of the trial.
-    """
+    """Runs first in each loader worker: it dies with its parent, and leaves Ctrl-C and a hangup to it."""
+    # Handlers of the trial were inherited; they would end the worker in the middle of an epoch that is to be finished.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which torch ends a worker that hangs
         pr_set_pdeathsig = 1  # from <sys/prctl.h>; without it a worker outlives a killed trial by 5 s
         ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
         if os.getppid() != parent:  # it died before the line above

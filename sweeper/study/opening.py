@@ -66,7 +66,14 @@ def open_study(spec: StudySpec) -> OpenStudy:
         else:
             _write_facts(spec, study)
         _enqueue(spec, study)
-    threads = study.user_attrs[THREADS] if spec.workers.threads == "auto" else spec.workers.threads
+    begun_with = study.user_attrs[THREADS]
+    threads = begun_with if spec.workers.threads == "auto" else spec.workers.threads
+    if threads != begun_with:
+        warnings.warn(
+            f"workers.threads is {threads}, and the study began with {begun_with}: another number adds in another "
+            "order, so that values differ in their last digits",
+            stacklevel=2,
+        )
     return OpenStudy(study, threads, study.user_attrs[TOKEN])
 
 
@@ -75,7 +82,9 @@ def _write_facts(spec: StudySpec, study: optuna.Study) -> None:
     threads = _num_cores() if spec.workers.threads == "auto" else spec.workers.threads
     study.set_user_attr(THREADS, threads)
     study.set_user_attr(TOKEN, uuid.uuid4().hex)
-    study.set_user_attr(SPEC, spec.model_dump_json(exclude_unset=True))
+    # Without the places of databases: they may change, and may hold a password.
+    places = {"storage", "tracking", "checkpoints"}
+    study.set_user_attr(SPEC, spec.model_dump_json(exclude_unset=True, exclude=places))
 
 
 def _num_cores() -> int:
@@ -96,9 +105,13 @@ def stored_spec(spec: StudySpec, study: optuna.Study) -> StudySpec:
 
     Raises `StorageError` when this version of the program no longer understands them.
     """
+    if SPEC not in study.user_attrs:
+        raise StorageError(
+            f"The study {spec.study!r} in {spec.storage} was interrupted while it was created\n  `sweep run` goes on."
+        )
     try:
         begun = StudySpec.model_validate_json(study.user_attrs[SPEC], strict=False)
-    except (KeyError, ValidationError) as error:
+    except ValidationError as error:
         raise StorageError(
             f"The study {spec.study!r} in {spec.storage} was not begun by this version of sweeper: {error}\n"
             "  Give the file another `study` name to begin anew."

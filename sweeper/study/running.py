@@ -16,6 +16,7 @@ from sweeper.errors import DatabaseError, InterruptedNow, SweeperError
 from sweeper.ownership import Claims, Owner
 from sweeper.room import Progress, TrialRoom
 from sweeper.spec import StudySpec
+from sweeper.storage import optuna_answering, storage_lock
 from sweeper.study.opening import OpenStudy, folder_name, make_folder, note_data, open_study
 from sweeper.study.signals import StopSwitch
 from sweeper.study.worker import Worker, best_number
@@ -96,13 +97,15 @@ def _work(opened: OpenStudy, room: TrialRoom, switch: StopSwitch) -> RunResult:
 
 
 def _close(opened: OpenStudy, room: TrialRoom, status: Status, patience_s: Callable[[], float]) -> bool:
-    """Close the parent run, unless another worker still runs a trial, and wait for what MLflow has not got yet."""
-    with contextlib.suppress(DatabaseError):  # MLflow is to be closed all the same
-        others = room.claims.counts().get("RUNNING", 0) - len(room.claims.stale(room.spec.workers.grace_period_s))
-        if others <= 0:
+    """Close the parent run, unless another worker goes on, and wait for what MLflow has not got yet."""
+    url = room.spec.storage
+    # Of two that leave at once, one is the last. Without an answer from the database MLflow is closed all the same.
+    with contextlib.suppress(DatabaseError), optuna_answering(url), storage_lock(url):
+        others = room.claims.counts()["RUNNING"] - len(room.claims.stale(room.spec.workers.grace_period_s))
+        if room.tracker.leaves_last() and others <= 0:
             room.tracker.study_finished(status, **_result(opened, room))
     delivered = room.tracker.close(patience_s)
-    with contextlib.suppress(DatabaseError):
+    with contextlib.suppress(DatabaseError), optuna_answering(url):
         room.store_run_ids()
         for key, value in zip((EXPERIMENT, PARENT_RUN), room.tracker.parent_ids(), strict=True):
             if value is not None and opened.study.user_attrs.get(key) != value:

@@ -200,3 +200,12 @@ def grid_size(spec: StudySpec) -> int | None:
     if spec.sampler.name != "grid":
         return None
     return math.prod(len(grid_values(domain) or []) for domain in spec.search_space.values())
+
+
+def grid_is_run(spec: StudySpec, study: optuna.Study) -> bool:
+    """Whether every point of a grid has had a trial, however it ended: asked for more, Optuna draws points again."""
+    size = grid_size(spec)
+    if size is None:
+        return False
+    taken = {trial.system_attrs.get("grid_id") for trial in study.get_trials(deepcopy=False)}
+    return len(taken - {None}) >= size

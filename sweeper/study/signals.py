@@ -76,4 +76,7 @@ class StopSwitch:
         self.leaving = True
         for other in self._before:
             signal.signal(other, signal.SIG_IGN)
+        if hasattr(signal, "SIGCHLD"):
+            # torch raises in it when a loader worker dies, as it does of a signal to the whole group.
+            self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         raise InterruptedNow(signal.Signals(number).name)

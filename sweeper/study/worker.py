@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import optuna
+from optuna.exceptions import StorageInternalError
 from optuna.trial import Trial, TrialState
 
-from sweeper.errors import SweeperError, TooManyFailuresError
+from sweeper.errors import LostTrialError, SweeperError, TooManyFailuresError
 from sweeper.ownership import StaleTrial
-from sweeper.records import TrialOutcome
+from sweeper.records import ENDINGS, TrialOutcome
 from sweeper.room import LeftEarly, TrialRoom
+from sweeper.storage import optuna_answering
 from sweeper.study.opening import OpenStudy
-from sweeper.study.samplers import grid_size, make_sampler
+from sweeper.study.samplers import grid_is_run, make_sampler
 from sweeper.trial import run_trial
 
 MOST_OUTSIDE_LIMITS_IN_A_ROW = 100
@@ -41,35 +44,31 @@ class Worker:
         """Raises `TooManyFailuresError` (exit 3), `SweeperError` when every draw is outside the limits, and
         `InterruptedNow`; the trial in hand is then released."""
         try:
-            while not self.leaving() and self._next_trial():
-                pass
+            with optuna_answering(self.room.spec.storage):
+                while not self.leaving() and self._next_trial():
+                    pass
         except LeftEarly:
             pass
         finally:
-            self._book_time()
+            with contextlib.suppress(StorageInternalError):  # what is raised already says it
+                self._book_time()
 
     def _next_trial(self) -> bool:
         """Run one trial; False when there is none to run."""
         for stale in self.room.claims.stale(self.room.spec.workers.grace_period_s):
             if self.room.claims.take_over(stale):
-                self._resume(stale)
+                with contextlib.suppress(LostTrialError):  # taken from us in turn, while we were away
+                    self._resume(stale)
                 return True
         self.why_over = self._budget_is_over()
         if self.why_over is not None:
             return False
-        trial_id = self.room.claims.claim_new(self.room.spec.storage, self._num_wanted())
+        trial_id = self.room.claims.claim_new(self.room.spec.storage, self.room.spec.budget.trials)
         if trial_id is None:
-            points = grid_size(self.room.spec)
-            whole = points is not None and points <= self.room.spec.budget.trials
-            self.why_over = "every point of the grid has been run" if whole else "the trials of the budget are done"
+            self.why_over = "the trials of the budget are done"
             return False
         self._run(self._attach(trial_id), attempt=1)
         return True
-
-    def _num_wanted(self) -> int:
-        """The budget, or all points of a smaller grid."""
-        points = grid_size(self.room.spec)
-        return self.room.spec.budget.trials if points is None else min(points, self.room.spec.budget.trials)
 
     def _attach(self, trial_id: int) -> Trial:
         """Optuna's view of a trial that this worker owns, with the sampler seeded for its number."""
@@ -95,13 +94,14 @@ class Worker:
         claims, attributes = self.room.claims, trial.user_attrs
         attempt = attributes.get("attempt", 1) + 1
         reached = self.room.folder(trial.number).last_epoch()
-        died_here = stale.reason != "released" and attributes.get("resumed_from") == reached
-        deaths = attributes.get("deaths", 0) + 1 if died_here else 0
-        for key, value in (("attempt", attempt), ("resumed_from", reached), ("deaths", deaths)):
-            claims.set_user_attr(stale.trial_id, key, value)
+        no_further = attributes.get("resumed_from") == reached
+        deaths = attributes.get("deaths", 0) + (stale.reason != "released") if no_further else 0
+        claims.set_attrs(stale.trial_id, {"attempt": attempt, "resumed_from": reached, "deaths": deaths})
         if deaths >= self.room.spec.workers.max_attempts:
             error = f"Its workers died {deaths} times without a new checkpoint."
-            claims.finish(stale.trial_id, TrialState.FAIL, None, user_attrs={"stop_reason": "failed", "error": error})
+            attrs = {"stop_reason": "failed", "error": error}
+            if not claims.finish(stale.trial_id, TrialState.FAIL, None, user_attrs=attrs):
+                return
             self.room.tracker.trial_finished(trial.number, "FAILED", {"stop_reason": "failed", "error": error})
             self.room.progress.on_end(trial.number, TrialOutcome("failed", error=error))
             self._stop_if_hopeless(trial.number, TrialOutcome("failed", error=error))
@@ -125,17 +125,19 @@ class Worker:
             )
 
     def _budget_is_over(self) -> str | None:
-        """Which limit of the budget, other than its trials, ends the study now."""
+        """What ends the study now, other than the number of its trials."""
         budget = self.room.spec.budget
+        if grid_is_run(self.room.spec, self.opened.study):
+            return "every point of the grid has been run"
         if budget.hours is not None and self._worked_s() >= budget.hours * 3600:
             return f"budget.hours ({budget.hours:g}) are used up"
         if budget.target is None and budget.patience_trials is None:
             return None
-        done = [t for t in self.opened.study.get_trials(deepcopy=False) if _counts(t)]
+        done = [t for t in self.opened.study.get_trials(deepcopy=False) if counts(t)]
         best = best_number(self.opened.study)
         if best is None:
             return None
-        best_value = self.opened.study.trials[best].value
+        best_value = self.opened.study.best_value
         if budget.target is not None and best_value is not None:
             minimize = self.room.spec.objective.direction == "minimize"
             if best_value <= budget.target if minimize else best_value >= budget.target:
@@ -157,9 +159,10 @@ class Worker:
         return sum(value for key, value in attributes.items() if key.startswith("sweeper:worked_s:"))
 
 
-def _counts(trial: optuna.trial.FrozenTrial) -> bool:
-    outside = trial.user_attrs.get("stop_reason") == "outside_limits"
-    return trial.state in (TrialState.COMPLETE, TrialState.PRUNED) and not outside
+def counts(trial: optuna.trial.FrozenTrial) -> bool:
+    """Whether a trial has ended in a way that uses up the budget."""
+    ending = ENDINGS.get(trial.user_attrs.get("stop_reason", ""))
+    return trial.state in (TrialState.COMPLETE, TrialState.PRUNED) and (ending is None or ending.counts)
 
 
 def best_number(study: optuna.Study) -> int | None:

@@ -4,6 +4,7 @@
     cursor         how many bytes of it MLflow has got; replaced by the writer
     report.jsonl   appended by the writer: ids of runs it opened, problems
     writer.log     whatever the writer prints
+    leaving        made by the worker when it has no more trials to run
     worker.lock    held as long as the worker lives
     writer.lock    held by the one process that replays the events
 
@@ -38,6 +39,10 @@ class SpoolFolder:
     @property
     def log(self) -> Path:
         return self.path / "writer.log"
+
+    @property
+    def leaving(self) -> Path:
+        return self.path / "leaving"
 
     def worker_lock(self) -> FileLock:
         return FileLock(self.path / "worker.lock")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from sweeper.records import EpochRecord
-from sweeper.tracking.folder import SpoolFolder, read_values
+from sweeper.tracking.folder import SpoolFolder, read_values, spool_folders
 from sweeper.tracking.settings import TrackingSettings
 from sweeper.tracking.texts import as_text
 
@@ -101,7 +101,11 @@ class Tracker:
         self._append("artifact", number=number, path=os.path.abspath(path), name=name)
 
     def trial_finished(self, number: int, status: Status, tags: Mapping[str, Any]) -> None:
+        """The last event of a trial is on the disk before its result is told to anybody: nobody would send it again."""
         self._append("trial_finished", number=number, status=status, tags=_texts(tags))
+        assert self._events is not None
+        with contextlib.suppress(OSError):
+            os.fsync(self._events.fileno())
 
     def study_finished(
         self, status: Status, tags: Mapping[str, Any], metrics: Mapping[str, float], measured_ms: int = 0, step: int = 0
@@ -115,6 +119,13 @@ class Tracker:
             measured_ms=measured_ms,
             step=step,
         )
+
+    def leaves_last(self) -> bool:
+        """Say that this worker is about to close; whether no other worker of this spool goes on. Two must not ask at
+        the same time."""
+        self._folder.leaving.touch()
+        others = [folder for folder in spool_folders(self.spool_dir) if folder != self._folder]
+        return not any(folder.is_alive() and not folder.leaving.exists() for folder in others)
 
     def new_run_ids(self) -> dict[int, str]:
         """Trial number -> run id, of the runs that the writer opened or found since the last call."""

@@ -52,15 +52,15 @@ def _train_epoch(session: Session, epoch: int) -> Generator[EpochRecord, None, N
             train_window(session, window, batches, clock)
             if position % CHECK_EVERY == 0:
                 _raise_if_diverged(session, session.meters.read())
-            if clock.out_of_time():
-                session.timed_out = True
-                return
-            if position in due:
+            session.timed_out = clock.out_of_time()
+            if position in due:  # in time or not, it is what the epoch was for
                 complete = position == len(groups)
                 session.epoch = epoch + complete
                 validation = epoch * len(due) + due.index(position)
                 yield _validate(session, epoch, validation, complete, clock)
                 clock.restart()
+            if session.timed_out:
+                return
 
 
 def train_window(session: Session, window: Plan, batches: Iterator[Any], clock: Clock) -> None:

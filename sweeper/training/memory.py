@@ -32,10 +32,10 @@ def check_weights_fit(model: nn.Module, device: torch.device) -> None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """torch's own error, or the allocator's message where a library raises a plain RuntimeError."""
+    """torch's own error, or the allocator's message where a library, or CUDA itself, raises another RuntimeError."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return type(error) is RuntimeError and "out of memory" in str(error).lower()
+    return isinstance(error, RuntimeError) and "out of memory" in str(error).lower()
 
 
 def release_memory() -> None:

@@ -7,30 +7,32 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sweeper.errors import SpecError, SweeperError
+from sweeper.errors import SpecError
 from sweeper.tasks.base import Task
 
 NUM_SAMPLES = 2
 """Enough for batch norm, which takes no single sample in training."""
 
 
-def rehearse_batch(model: nn.Module, task: Task, batch: Any, device: torch.device | None) -> None:
+def rehearse_batch(model: nn.Module, task: Task, batch: Any, device: torch.device | None, our_model: bool) -> None:
     """Forward and loss of a batch on `device`; without one, on `meta`, only shapes and types are looked at, and no
     metrics, which read values.
 
-    Raises `SpecError` naming the part that does not fit. What a user's own code raises passes through, but for torch's
-    complaints about shapes and types.
+    Raises `SpecError` naming the part that does not fit. What a user's own code raises passes through, with a note.
     """
     place = device or torch.device("meta")
     model, task, batch = model.to(place), task.to(place), _moved(batch, place)
-    if device is None and isinstance(batch[0], Tensor) and batch[0].dtype != torch.float32:
-        raise _unfit(batch[0], TypeError("its weights are float32"))  # `meta` would let it pass
+    if our_model and isinstance(batch[0], Tensor) and batch[0].dtype != torch.float32:
+        raise _unfit(batch[0], "its weights are float32")  # `meta` would let it pass
     model.train(len(batch[1]) > 1)  # batch norm takes no single sample
     with torch.no_grad():
         try:
             output = task.forward(model, batch)
         except (RuntimeError, ValueError, TypeError) as error:
-            raise _unfit(batch[0], error) from error
+            if our_model:
+                raise _unfit(batch[0], str(error)) from error
+            error.add_note(f"The batch was {_form(batch[0])}.")
+            raise
         task.loss(output, batch)
         for name, metric in task.metrics().items() if device is not None else []:
             metric = metric.to(place)
@@ -38,15 +40,18 @@ def rehearse_batch(model: nn.Module, task: Task, batch: Any, device: torch.devic
             _check_value(name, metric.compute())
 
 
-def _unfit(inputs: Any, error: Exception) -> SpecError:
-    form, todo = type(inputs).__name__, "`build(params, data)` is told the shape of one sample as `data.input_shape`."
-    if isinstance(inputs, Tensor):
-        dtype = str(inputs.dtype).removeprefix("torch.")
-        form = f"{dtype} of the shape {tuple(inputs.shape)}"
-        if dtype != "float32":
-            todo = f"Most layers take float32: convert in your dataset, as in `x.to(torch.float32)`. {todo}"
-    words = str(error) if isinstance(error, SweeperError) else " ".join(str(error).split())[:300]
-    return SpecError(("model", "name"), f"the model cannot take a batch of {form}: {words}", todo)
+def _form(inputs: Any) -> str:
+    if not isinstance(inputs, Tensor):
+        return f"a {type(inputs).__name__}"
+    return f"{str(inputs.dtype).removeprefix('torch.')} of the shape {tuple(inputs.shape)}"
+
+
+def _unfit(inputs: Any, words: str) -> SpecError:
+    todo = "Choose another model, or write your own, whose `build(params, data)` is told the shape of a sample."
+    if isinstance(inputs, Tensor) and inputs.dtype != torch.float32:
+        todo = "Convert in your dataset, as in `x.to(torch.float32)`."
+    what = f"the model cannot take a batch of {_form(inputs)}: {' '.join(words.split())[:300]}"
+    return SpecError(("model", "name"), what, todo)
 
 
 def _check_value(name: str, value: Any) -> None:

@@ -47,7 +47,7 @@ def resolve_speed(
         non_blocking=pin,
         cudnn_benchmark=cuda and _resolved(spec, "cudnn_benchmark", auto=not config.train.deterministic),
         channels_last=images and _resolved(spec, "channels_last", auto=cuda and half),
-        tf32=spec.tf32,
+        tf32=cuda and spec.tf32,
         compile=spec.compile,
         fused=can_fuse and _resolved(spec, "fused", auto=True),
         threads=torch.get_num_threads(),
@@ -61,9 +61,9 @@ def _resolved(spec: SpeedSpec, name: str, *, auto: bool) -> bool:
 
 def apply_speed(speed: Speed, deterministic: bool) -> None:
     """Set torch's switches of this process for one trial."""
-    fp32 = "tf32" if speed.tf32 else "ieee"
-    torch.backends.cuda.matmul.fp32_precision = fp32
-    torch.backends.cudnn.conv.fp32_precision = fp32  # type: ignore[attr-defined]
+    # The older switches, which set the newer ones too. The other way round, reading the older ones raises.
+    torch.set_float32_matmul_precision("high" if speed.tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = speed.tf32
     torch.backends.cudnn.benchmark = speed.cudnn_benchmark
     if deterministic:
         # Read when cuBLAS starts, hence before the first CUDA call of the process.

@@ -27,6 +27,7 @@ from sweeper.records import EpochRecord
 from sweeper.training.plain import to_plain
 
 BEST_NAME = "best.pt"
+SAVED_NAME = "checkpoints-saved"
 _LAST_NAME = re.compile(r"last-(\d{4,})\.pt")
 
 
@@ -68,7 +69,7 @@ class TrialFolder:
             ) from error
 
     def records(self) -> list[EpochRecord]:
-        """All whole records, oldest first; an epoch that was redone after a kill may stand twice.
+        """All whole records, oldest first; each validation once.
 
         Raises `StorageError` for a broken line before the last one: that is no kill, but damage.
         """
@@ -92,6 +93,8 @@ class TrialFolder:
         Later ones go too: training went on from an earlier epoch because they could not be used.
         """
         saved = self._save(state, f"last-{epoch:04d}.pt")
+        with suppress(OSError):  # the checkpoint is there, and that is what matters
+            (self.path / SAVED_NAME).touch()
         epochs = self._last_epochs()
         kept = [other for other in epochs if other <= epoch][-max(1, self.keep_last) :]
         self._drop([other for other in epochs if other not in kept])
@@ -112,6 +115,10 @@ class TrialFolder:
         if not faults:
             return None
         raise CheckpointError("The trial has no usable checkpoint to go on from:\n  " + "\n  ".join(faults))
+
+    def has_saved(self) -> bool:
+        """Whether a `last` checkpoint was ever saved: then there must be one."""
+        return (self.path / SAVED_NAME).exists()
 
     def last_epoch(self) -> int | None:
         """The epoch of the newest `last` checkpoint, unopened; None if there is none."""

@@ -112,7 +112,7 @@ def _build_parts(config: TrialConfig, data: LoadedData, batch: Any) -> None:
         check_weights_fit(model, device)
         build_optimizer(model, config.train, fused=config.speed.fused is not False and can_mask(config.train, device))
         with _user_code(model_name, config.model.name), _user_code(task_name, config.task.name):
-            rehearse_batch(model, task, batch, device if for_real else None)
+            rehearse_batch(model, task, batch, device if for_real else None, not is_import_path(config.model.name))
 
 
 @contextlib.contextmanager
@@ -125,9 +125,19 @@ def _user_code(key: tuple[str, ...], name: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         if not is_import_path(name):
             raise
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        what = f"{name!r} raised {traceback.format_exception_only(error)[-1].strip()}"
+        place = _their_line(error)
+        notes: list[str] = getattr(error, "__notes__", [])
+        words = traceback.format_exception_only(error)[-1 - len(notes)].strip()
+        what = " ".join([f"{name!r} raised {words}", *notes])
         raise SpecError(key, what, f"It happened in {place.filename}:{place.lineno}: {place.line}") from error
+
+
+def _their_line(error: BaseException) -> traceback.FrameSummary:
+    """The last line before the error that is neither a library's nor ours."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = str(Path(__file__).parent.parent)
+    theirs = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith(ours)]
+    return (theirs or frames)[-1]
 
 
 def _check_momentum(spec: StudySpec, configs: list[TrialConfig]) -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from sweeper.errors import StorageError, SweeperError
+from sweeper.errors import DatabaseError, StorageError, SweeperError
 from sweeper.ownership import Claims, Owner, open_to_read, sqlite_path
 from sweeper.spec import StudySpec
+from sweeper.storage import BUSY_TIMEOUT_S
 from sweeper.study.opening import TOKEN, folder_name, stored_spec
 
 
@@ -91,13 +92,17 @@ def read_study(spec: StudySpec) -> StoredStudy:
 
 
 def _open_to_read(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_S)
 
 
 def _is_optuna(path: Path) -> bool:
     try:
         with closing(_open_to_read(path)) as database:
             rows = database.execute("SELECT name FROM sqlite_master WHERE name IN ('studies', 'trials')").fetchall()
+    except sqlite3.OperationalError as error:
+        raise DatabaseError(
+            f"{path}: the database does not answer: {error}\n  Close the program that holds it."
+        ) from None
     except sqlite3.DatabaseError:
         return False
     return len(rows) == 2
