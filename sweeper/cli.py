@@ -290,7 +290,7 @@ def _print_result(file: StudyFile, why_over: str | None, nothing_run: bool) -> N
     point = ", ".join(f"{name} {_cell(value)}" for name, value in best_values["params"].items())
     click.echo(
         f"The best {values['monitor']} is {best_values['value']:.6g}, by trial {best_values['trial']} at epoch "
-        f"{best_values['epoch']}: {point}."
+        f"{best_values['epoch']}{': ' if point else ''}{point}."
     )
     click.echo(f"  values to paste:  sweep best {file.path}")
     click.echo(f"  the checkpoint:   {best_values['checkpoint'] or 'has been removed'}")
