@@ -101,7 +101,7 @@ search_space:
         ),
         pytest.param(
             "  lr: {low: 0.1, high: 0.01}",
-            "7: search_space.lr: low (0.1) must be below high (0.01)",
+            "7: search_space.lr: low (0.1) is above high (0.01)",
             id="low-above-high",
         ),
         pytest.param("  optimizer: {choices: []}", "7: search_space.optimizer.choices: is empty", id="no-choice"),
