@@ -194,8 +194,9 @@ def show(study_file: Path, trial: int, as_json: bool) -> None:
     click.echo(f"trial {trial}: {values['state']}{reason}, {best}")
     for name, value in values["params"].items():
         click.echo(f"  {name}: {value}")
-    if values["error"]:
-        click.echo(values["error"])
+    for said in (values["error"], values["note"]):
+        if said:
+            click.echo(said)
     names = [
         "train_loss",
         "val_loss",

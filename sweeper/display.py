@@ -104,7 +104,9 @@ class RunDisplay:
         if outcome.value is not None and ending.state == "COMPLETE":
             params = running.config.params if running is not None else {}
             self.ended.append(Ended(outcome.value, number, outcome.stop_reason, params))
-        if self._live is None or outcome.stop_reason == "failed":
+        if outcome.note is not None:
+            line += f"  {outcome.note}"
+        if self._live is None or outcome.stop_reason == "failed" or outcome.note is not None:
             self._print(f"[{self.finished}/{self.spec.budget.trials}] {line}")
         self._refresh()
 

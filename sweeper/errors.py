@@ -88,6 +88,10 @@ class DivergedError(Exception):
     """Training cannot go on: a non-finite loss, weight or buffer, or 20 skipped steps in a row. Ends the trial."""
 
 
+class StalledError(Exception):
+    """Nothing moved for `train.stall_timeout_s`. Ends the trial as failed, with the place where it hung."""
+
+
 class InterruptedNow(BaseException):
     """SIGTERM, SIGHUP or a second Ctrl-C: release the trial and leave. Passes through `except Exception`."""
 

@@ -69,13 +69,14 @@ class TrialOutcome:
     """How a trial ended: what is told to Optuna, tagged in MLflow and said on screen.
 
     `value` is the best value of the monitor (None if there never was a finite one), `best_epoch` its epoch.
-    `error` is the traceback of a failed trial.
+    `error` is the traceback of a failed trial, `note` what else its reader must know.
     """
 
     stop_reason: StopReason
     value: float | None = None
     best_epoch: int | None = None
     error: str | None = None
+    note: str | None = None
 
     @property
     def summary(self) -> str:

@@ -148,6 +148,7 @@ class TrainSpec(Section):
     deterministic: bool = False
     validations_per_epoch: ValidationsPerEpoch = 1
     timeout_s: PositiveFloat | None = None
+    stall_timeout_s: PositiveFloat | None = 1800.0
 
     @model_validator(mode="before")
     @classmethod

@@ -81,6 +81,9 @@ def _trained(room: TrialRoom, trial: optuna.trial.Trial, config: TrialConfig, at
         run = Attempt(room, trial, config, folder, renewal, attempt)
         with captured(folder.path / "trial.log"):
             outcome = _guarded(run)
+            while outcome.stop_reason == "out_of_memory" and run.smaller is not None:
+                run = run.smaller
+                outcome = _guarded(run)
             if outcome.error is not None:
                 print(outcome.error)
         renewal.check()
@@ -114,16 +117,29 @@ def _guarded(run: Attempt) -> TrialOutcome:
             time.sleep(SIGNAL_ARRIVES_S)
         reason: StopReason = "out_of_memory" if is_out_of_memory(error) else "failed"
         text = str(error) if isinstance(error, SweeperError) else traceback.format_exc()
+        hint = run.ran_out_of_memory() if reason == "out_of_memory" else _hint(text)
+        text = text if hint is None else f"{text.rstrip()}\n{hint}"
         return run.outcome(reason, text.encode("utf-8", "backslashreplace").decode())
     finally:
         run.close()
         release_memory()
 
 
+def _hint(text: str) -> str | None:
+    """What an error that users meet often means, for those who cannot know."""
+    if "Bus error" in text or "shared memory" in text:
+        return (
+            "Loader workers hand their batches over in shared memory (/dev/shm), and it is full: write"
+            " `speed: {num_workers: 0}` or fewer, or give the container more (docker run --shm-size=8g)."
+        )
+    return None
+
+
 def _hand_over(room: TrialRoom, number: int, outcome: TrialOutcome, folder: TrialFolder) -> None:
     """Give tracking the last things, before the result is told: a kill in between costs nothing, the trial just ends
     once more."""
-    room.tracker.trial_artifact(number, folder.path / "trial.log", "trial.log")
+    if (folder.path / "trial.log").exists():
+        room.tracker.trial_artifact(number, folder.path / "trial.log", "trial.log")
     if folder.best_path.exists():
         room.tracker.trial_artifact(number, folder.best_path, "best/best.pt")
         example = folder.path / "load_best.py"
@@ -133,6 +149,8 @@ def _hand_over(room: TrialRoom, number: int, outcome: TrialOutcome, folder: Tria
     tags = {"stop_reason": outcome.stop_reason, "best_epoch": str(outcome.best_epoch)}
     if outcome.summary:
         tags["error"] = outcome.summary
+    if outcome.note is not None:
+        tags["note"] = outcome.note
     status: Literal["FAILED", "FINISHED"] = "FAILED" if ENDINGS[outcome.stop_reason].state == "FAIL" else "FINISHED"
     room.tracker.trial_finished(number, status, tags)
 
@@ -146,6 +164,8 @@ def _tell(
 ) -> TrialOutcome | None:
     """The fenced tell. `plateau` are reports of steps that the trial did not run. None when the trial was lost."""
     attributes: dict[str, Any] = {"stop_reason": outcome.stop_reason, "attempt": attempt}
+    if outcome.note is not None:
+        attributes["note"] = outcome.note
     if outcome.best_epoch is not None:
         attributes["best_epoch"] = outcome.best_epoch
     if outcome.error is not None:

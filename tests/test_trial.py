@@ -211,16 +211,29 @@ def test_failing_trials_are_replaced_until_there_are_too_many(tmp_path: Path) ->
     assert "Traceback" in log
 
 
-def test_too_many_failures_are_exit_3(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("rows", "max_failures", "states", "words"),
+    [
+        pytest.param([1, 1], 1, ["FAIL"] * 2, "2 trials failed, more than budget.max_failures", id="too-many"),
+        pytest.param([1, 1, 1], 9, ["FAIL"] * 3, "the first 3 trials all failed with the same error", id="from-start"),
+        pytest.param([0, 1, 1, 1], 2, ["COMPLETE", *["FAIL"] * 3], "3 trials failed, more", id="after-a-good-one"),
+    ],
+)
+def test_trials_that_keep_failing_are_exit_3(
+    tmp_path: Path, rows: list[int], max_failures: int, states: list[str], words: str
+) -> None:
     spec = make_spec(
-        model={"name": "toys:failing_model", "params": {"row": 1}},
-        train={"max_epochs": 1},
-        search_space={"lr": {"low": 1e-4, "high": 1e-2}},
-        budget={"trials": 5, "max_failures": 2},
+        model={"name": "toys:failing_model"},
+        train={"max_epochs": 1, "batch_size": 256},
+        search_space={"model.params.row": {"choices": [0, 1]}, "lr": {"low": 1e-4, "high": 1e-2}},
+        enqueue=[{"model.params.row": row, "lr": 1e-3 + number / 1e4} for number, row in enumerate(rows)],
+        budget={"trials": 9, "max_failures": max_failures},
     )
-    with pytest.raises(TooManyFailuresError, match="3 trials failed") as caught:
+    with pytest.raises(TooManyFailuresError, match=words) as caught:
         run_spec(spec, tmp_path)
     assert caught.value.exit_code == 3
+    ended = optuna.load_study(study_name=spec.study, storage=f"sqlite:///{tmp_path}/optuna.db").trials
+    assert [trial.state.name for trial in ended if trial.state.is_finished()] == states
 
 
 def test_a_time_limit_before_any_validation_is_a_failure(tmp_path: Path) -> None:

@@ -7,13 +7,12 @@ import functools
 import json
 import math
 import os
-import resource
 import signal
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -282,23 +281,6 @@ def test_a_signal_during_a_save_comes_out_as_itself(tmp_path: Path) -> None:
 # ---- full and unwritable disks
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A folder on a disk of 1 MiB; where mounting needs other rights, files of at most 1 MiB."""
-    folder = tmp_path / "small disk"
-    folder.mkdir()
-    mounted = subprocess.run(["sh", "-c", 'mount -t tmpfs -o size=1m tmpfs "$0"', folder], capture_output=True)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if mounted.returncode != 0:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, limits[1]))
-    try:
-        yield folder
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        if mounted.returncode == 0:
-            subprocess.run(["umount", folder], check=True)
-
-
 @pytest.mark.parametrize("which", ["last", "best"])
 def test_a_full_disk_is_said_and_leaves_what_was_there(small_disk: Path, which: str) -> None:
     folder = TrialFolder(small_disk / "trial-0000", keep_last=2)
@@ -314,8 +296,11 @@ def test_a_full_disk_is_said_and_leaves_what_was_there(small_disk: Path, which: 
     assert str(folder.path) in message
     (needed,) = (int(word.replace(",", "")) for word in message.split() if word.replace(",", "").isdecimal())
     assert 4_000_000 <= needed <= 4_010_000
+    kept = folder.path / ("best.pt" if which == "last" else "older-best.pt")  # the second is no longer the best
+    assert names(folder.path) == sorted({*before, kept.name} - ({"best.pt"} if which == "best" else set()))
+    assert folder.load_last() == open_checkpoint(kept) == {"epoch": 0}
+    folder.save_best({"epoch": 2})
     assert names(folder.path) == before
-    assert folder.load_last() == open_checkpoint(folder.best_path) == {"epoch": 0}
 
 
 def test_a_record_on_a_full_disk_is_said_and_the_next_one_starts_on_its_own_line(small_disk: Path) -> None:

@@ -359,3 +359,28 @@ def raising_model(params: dict[str, Any], data: DataInfo) -> nn.Module:
     if params.get("built"):
         raise ERRORS[params["error"]]
     return Raising(64, data.num_outputs, ERRORS[params["error"]])
+
+
+SIZES: list[int] = []
+"""Of the micro-batches that `Hungry` was to train with."""
+
+
+class Hungry(Flat):
+    """Asks for far more memory than there is with more than `fits` samples; or once, in the `until`-th micro-batch of
+    the process's training."""
+
+    def __init__(self, inputs: int, outputs: int, fits: int, batch_norm: bool, until: int) -> None:
+        super().__init__(inputs, outputs)
+        self.fits, self.until = fits, until
+        self.norm = nn.BatchNorm1d(outputs) if batch_norm else nn.Identity()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            SIZES.append(len(inputs))
+        if self.training and (len(inputs) > self.fits or len(SIZES) == self.until):
+            torch.empty(10**15)
+        return self.norm(super().forward(inputs))
+
+
+def hungry_model(params: dict[str, Any], data: DataInfo) -> nn.Module:
+    return Hungry(64, data.num_outputs, params["fits"], params.get("batch_norm", False), params.get("until", 0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from sweeper.study.samplers import grid_is_run, make_sampler
 from sweeper.trial import run_trial
 
 MOST_OUTSIDE_LIMITS_IN_A_ROW = 100
+SAME_ERRORS_AT_THE_START = 3
 
 
 @dataclass
@@ -33,6 +35,7 @@ class Worker:
     leaving: Callable[[], bool]
     failures_before: int = 0
     outside_in_a_row: int = 0
+    first_errors: list[str | None] = field(default_factory=list)
     num_run: int = 0
     why_over: str | None = None
     started: float = field(default_factory=time.monotonic)
@@ -102,6 +105,7 @@ class Worker:
             attrs = {"stop_reason": "failed", "error": error}
             if not claims.finish(stale.trial_id, TrialState.FAIL, None, user_attrs=attrs):
                 return
+            self.room.folder(trial.number).sweep_temporaries()
             self.room.tracker.trial_finished(trial.number, "FAILED", {"stop_reason": "failed", "error": error})
             self.room.progress.on_end(trial.number, TrialOutcome("failed", error=error))
             self._stop_if_hopeless(trial.number, TrialOutcome("failed", error=error))
@@ -115,14 +119,27 @@ class Worker:
                 f"{self.outside_in_a_row} draws in a row were outside `limits`; the last: {outcome.error}\n"
                 "  Widen the limits or narrow the search space, so that they overlap."
             )
+        todo = f"  `sweep logs STUDY.yaml {number}` shows the whole error; mend it and run again."
         failures = self.room.claims.num_failed() - self.failures_before
         if failures > self.room.spec.budget.max_failures:
             raise TooManyFailuresError(
                 f"Stopped: {failures} trial{'s' * (failures > 1)} failed, more than budget.max_failures "
                 f"({self.room.spec.budget.max_failures}). "
-                f"The last one: {outcome.summary or 'no message'}\n"
-                f"  `sweep logs STUDY.yaml {number}` shows the whole error; mend it and run again."
+                f"The last one: {outcome.summary or 'no message'}\n{todo}"
             )
+        if self._fails_from_the_start(outcome):
+            raise TooManyFailuresError(
+                f"Stopped: the first {SAME_ERRORS_AT_THE_START} trials all failed with the same error: "
+                f"{outcome.summary}\n{todo}"
+            )
+
+    def _fails_from_the_start(self, outcome: TrialOutcome) -> bool:
+        """Whether this was the last of the first few trials and all failed alike: no other draw would do better."""
+        if len(self.first_errors) == SAME_ERRORS_AT_THE_START:
+            return False
+        self.first_errors.append(_kind_of_error(outcome))
+        alike = len(set(self.first_errors)) == 1 and None not in self.first_errors
+        return alike and len(self.first_errors) == SAME_ERRORS_AT_THE_START
 
     def _budget_is_over(self) -> str | None:
         """What ends the study now, other than the number of its trials."""
@@ -157,6 +174,11 @@ class Worker:
         self._book_time()
         attributes = self.opened.study.user_attrs
         return sum(value for key, value in attributes.items() if key.startswith("sweeper:worked_s:"))
+
+
+def _kind_of_error(outcome: TrialOutcome) -> str | None:
+    """A failed trial's error without its numbers (shapes, values drawn); None for any other end."""
+    return re.sub(r"[\d.]+", "#", outcome.summary) if outcome.stop_reason == "failed" else None
 
 
 def counts(trial: optuna.trial.FrozenTrial) -> bool:

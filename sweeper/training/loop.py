@@ -43,8 +43,8 @@ def train(session: Session) -> Generator[EpochRecord, None, None]:
 
 def _train_epoch(session: Session, epoch: int) -> Generator[EpochRecord, None, None]:
     config, windows = session.config, session.windows
-    plan = windows.plan(epoch_order(windows.num_samples, config.seed, epoch))
-    groups = windows.group(plan)
+    groups = windows.group(windows.plan(epoch_order(windows.num_samples, config.seed, epoch)))
+    plan = [micro_batch for window in groups for micro_batch in window]
     due = validation_steps(len(groups), config.train.validations_per_epoch)
     clock = Clock(session)
     with closing(session.train_loader.epoch(epoch, plan)) as batches:
@@ -79,6 +79,7 @@ def train_window(session: Session, window: Plan, batches: Iterator[Any], clock: 
         total_weight += weight
         mean_part = loss_sum / num_samples
         (session.scaler.scale(mean_part) if session.scaler is not None else mean_part).backward()
+        session.moved()
     optimizer = session.stepper.optimizer
     if session.scaler is not None:
         session.scaler.unscale_(optimizer)
@@ -185,7 +186,7 @@ def evaluate(session: Session, loader: EpochLoader) -> dict[str, float]:
     metrics = {name: metric.to(session.device) for name, metric in task.metrics().items()}
     wide = torch.float32 if session.device.type == "mps" else torch.float64
     loss_sum, weight_sum = torch.zeros(2, dtype=wide, device=session.device).unbind()
-    size = session.config.train.batch_size * EVALUATION_BATCH_FACTOR
+    size = session.windows.micro_batch_size * EVALUATION_BATCH_FACTOR
     plan = [list(range(start, min(start + size, len(loader)))) for start in range(0, len(loader), size)]
     session.model.eval()
     try:
@@ -199,6 +200,7 @@ def evaluate(session: Session, loader: EpochLoader) -> dict[str, float]:
                 weight_sum += weight
                 for metric in metrics.values():
                     metric.update(output, batch[1])
+                session.moved()
     finally:
         session.model.train()
     values = torch.stack([loss_sum / weight_sum, *(m.compute().to(wide) for m in metrics.values())]).tolist()

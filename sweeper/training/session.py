@@ -7,7 +7,7 @@ import math
 import os
 import random
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from sweeper.spec import TrialConfig
 from sweeper.tasks import build_task
 from sweeper.tasks.base import Task
 from sweeper.training.clipping import Clipper
+from sweeper.training.fitting import SMALLEST_BATCH_FOR_BATCH_NORM, Fitting
 from sweeper.training.meters import Meters
 from sweeper.training.optimizer import Stepper, build_optimizer, can_mask
 from sweeper.training.plain import restore_rng, rng_state
@@ -31,14 +32,16 @@ from sweeper.training.schedule import Plateau, lr_table, schedule_notes
 from sweeper.training.speed import Speed, apply_speed, resolve_speed
 from sweeper.training.windows import Windows, validation_steps
 
-SMALLEST_BATCH_FOR_BATCH_NORM = 16
 # No gradients are kept in validation, so that more samples fit at once; the metrics are means over samples anyway.
 EVALUATION_BATCH_FACTOR = 4
 
 
 @dataclass
 class Session:
-    """A trial in the making. `epoch` is the next epoch to train, `elapsed_s` the time it took so far."""
+    """A trial in the making. `epoch` is the next epoch to train, `elapsed_s` the time it took so far.
+
+    `moved` is called after each micro-batch, of validation too.
+    """
 
     config: TrialConfig
     device: torch.device
@@ -54,9 +57,11 @@ class Session:
     meters: Meters
     train_loader: EpochLoader
     val_loader: EpochLoader
+    fitting: Fitting
     epoch: int = 0
     elapsed_s: float = 0.0
     timed_out: bool = False
+    moved: Callable[[], None] = lambda: None
 
     @property
     def precision(self) -> Precision:
@@ -80,6 +85,7 @@ class Session:
             "scaler": self.scaler.state_dict() if self.scaler is not None else {},
             "plateau": self.plateau.state_dict() if self.plateau is not None else {},
             "meters": self.meters.state_dict(),
+            "micro_batch_size": self.windows.micro_batch_size,
             "speed": asdict(self.speed),
             "rng": rng_state(self.device),
         }
@@ -102,11 +108,14 @@ class Session:
         self.val_loader.close()
 
 
-def build_session(config: TrialConfig, data: LoadedData, saved: dict[str, Any] | None = None) -> Session:
+def build_session(
+    config: TrialConfig, data: LoadedData, saved: dict[str, Any] | None = None, largest_part: int | None = None
+) -> Session:
     """Seed every generator, then build model, optimizer, schedule and loaders on the trial's device.
 
     `saved` is the state of an earlier attempt: on the same kind of device, what `auto` meant then is meant again.
-    The state itself is for `load_state_dict`. Raises `SpecError` for a value that a part refuses.
+    The state itself is for `load_state_dict`. Batches are cut into parts of at most `largest_part` samples, or of as
+    many as are known to fit. Raises `SpecError` for a value that a part refuses.
     """
     train = config.train
     device = resolve_device(train.device)
@@ -121,8 +130,11 @@ def build_session(config: TrialConfig, data: LoadedData, saved: dict[str, Any] |
         model = model.to(memory_format=torch.channels_last)
     if speed.compile:
         model.compile()
-    _warn_of_small_batches(model, train.batch_size)
-    windows = Windows(len(data.splits.train), train.batch_size, train.accumulation_steps)
+    fitting = Fitting(config, task.info, device, speed.precision)
+    sizes = [fitting.largest(train.batch_size), largest_part, saved and saved["micro_batch_size"]]
+    largest_part = min(size for size in sizes if size)
+    windows = Windows(len(data.splits.train), train.batch_size, train.accumulation_steps, largest_part)
+    _warn_of_small_batches(model, windows)
     validation_steps(windows.steps_per_epoch, train.validations_per_epoch)
     stepper = _build_stepper(config, model, device, speed, windows.steps_per_epoch)
     scheduler = train.scheduler
@@ -146,6 +158,7 @@ def build_session(config: TrialConfig, data: LoadedData, saved: dict[str, Any] |
         meters=Meters(device),
         train_loader=train_loader,
         val_loader=val_loader,
+        fitting=fitting,
     )
 
 
@@ -204,10 +217,19 @@ def _resolve(config: TrialConfig, data: LoadedData, device: torch.device, saved:
     return replace(resolved, **kept, non_blocking=kept.get("pin_memory", resolved.pin_memory))
 
 
-def _warn_of_small_batches(model: nn.Module, batch_size: int) -> None:
-    if batch_size < SMALLEST_BATCH_FOR_BATCH_NORM and has_batch_norm(model):
+def _warn_of_small_batches(model: nn.Module, windows: Windows) -> None:
+    size, drawn = windows.micro_batch_size, windows.batch_size
+    batch_norm = has_batch_norm(model)
+    if size < drawn:
+        so = f"; batch norm takes its statistics from {size} samples" if batch_norm else ""
         warnings.warn(
-            f"batch norm sees micro-batches of {batch_size}; its statistics are noisy below "
+            f"batch_size {drawn} does not fit into memory: it is taken in {windows.parts_per_batch} parts of up to "
+            f"{size}, which add up to the same gradient; effective_batch_size stays{so}",
+            stacklevel=3,
+        )
+    if size < SMALLEST_BATCH_FOR_BATCH_NORM and batch_norm:
+        warnings.warn(
+            f"batch norm sees micro-batches of {size}; its statistics are noisy below "
             f"{SMALLEST_BATCH_FOR_BATCH_NORM}, and accumulation_steps does not change that",
             stacklevel=3,
         )

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from sweeper.spec import SpeedSpec, TrialConfig
+from sweeper.training.windows import Windows
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,11 @@ def set_threads(threads: int) -> None:
     torch.set_num_threads(threads)
 
 
-def speed_config(speed: Speed, device: torch.device, batch_size: int, accumulation_steps: int) -> dict[str, Any]:
-    """Everything that decides how fast this attempt runs, as plain values for `speed_config.json`."""
+def speed_config(speed: Speed, device: torch.device, windows: Windows) -> dict[str, Any]:
+    """Everything that decides how fast this attempt runs, as plain values for `speed_config.json`.
+
+    `batch_size` and `accumulation_steps` are what runs, which differs from what was drawn where memory was short.
+    """
     cuda = device.type == "cuda"
     return {
         "device": str(device),
@@ -89,9 +93,9 @@ def speed_config(speed: Speed, device: torch.device, batch_size: int, accumulati
         "python": platform.python_version(),
         "cpu_count": os.cpu_count(),
         "loader": "dataloader",
-        "batch_size": batch_size,
-        "accumulation_steps": accumulation_steps,
-        "effective_batch_size": batch_size * accumulation_steps,
+        "batch_size": windows.micro_batch_size,
+        "accumulation_steps": windows.accumulation_steps * windows.parts_per_batch,
+        "effective_batch_size": windows.batch_size * windows.accumulation_steps,
         **asdict(speed),
     }
 

@@ -3,6 +3,7 @@
     records.jsonl                  one `EpochRecord` a line, in the order of training
     last-0003.pt, last-0004.pt     everything needed to go on after that epoch
     best.pt                        the weights of the best validation, apart: nothing that is cleaned up removes it
+    older-best.pt                  what was the best before, where the best itself could not be saved
     .last-0005.pt.1234.tmp         being written, or left behind by a kill
 
 A checkpoint is written beside its final name, flushed to the disk and then renamed: whatever kills the process or the
@@ -27,6 +28,7 @@ from sweeper.records import EpochRecord
 from sweeper.training.plain import to_plain
 
 BEST_NAME = "best.pt"
+OLDER_BEST_NAME = "older-best.pt"
 SAVED_NAME = "checkpoints-saved"
 _LAST_NAME = re.compile(r"last-(\d{4,})\.pt")
 
@@ -75,8 +77,10 @@ class TrialFolder:
         """
         try:
             content = _whole_lines(self.records_path.read_bytes())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
+        except OSError as error:
+            raise StorageError(f"{self.records_path} cannot be read: {error.strerror}") from error
         records = []
         for number, line in enumerate(content.splitlines(), start=1):
             if (record := _parse(line)) is None:
@@ -125,8 +129,20 @@ class TrialFolder:
         return max(self._last_epochs(), default=None)
 
     def save_best(self, payload: dict[str, Any]) -> Path:
-        """Save `payload`, a result of `best_payload`, in place of the best one so far."""
-        return self._save(payload, BEST_NAME)
+        """Save `payload`, a result of `best_payload`, in place of the best one so far.
+
+        When that fails no `best.pt` is left: what stood there is no longer the best.
+        """
+        older = self.path / OLDER_BEST_NAME
+        try:
+            saved = self._save(payload, BEST_NAME)
+        except StorageError:
+            with suppress(OSError):
+                os.replace(self.best_path, older)
+            raise
+        with suppress(OSError):
+            older.unlink(missing_ok=True)
+        return saved
 
     def finish(self) -> None:
         """After the trial's end: keep the best and `keep_last` of the last ones, and nothing half-written."""
@@ -137,7 +153,8 @@ class TrialFolder:
     def sweep_temporaries(self) -> None:
         """Remove what kills left half-written. Only for the owner of the trial: another might be writing."""
         for temporary in self.path.glob(".*.pt.*.tmp"):
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):  # a disk that is read-only now
+                temporary.unlink(missing_ok=True)
 
     def _last_path(self, epoch: int) -> Path:
         return self.path / f"last-{epoch:04d}.pt"
@@ -149,7 +166,8 @@ class TrialFolder:
 
     def _drop(self, epochs: list[int]) -> None:
         for epoch in epochs:
-            self._last_path(epoch).unlink(missing_ok=True)
+            with suppress(OSError):
+                self._last_path(epoch).unlink(missing_ok=True)
 
     def _save(self, state: dict[str, Any], name: str) -> Path:
         final = self.path / name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
@@ -31,12 +32,14 @@ def micro_batches(order: Sequence[int], batch_size: int) -> Plan:
 class Windows:
     """The shape of every epoch: its micro-batches grouped into windows, one optimizer step each.
 
-    The last window of an epoch may hold fewer micro-batches and samples; none crosses into the next epoch.
+    The last window of an epoch may hold fewer micro-batches and samples; none crosses into the next epoch. Where
+    memory is short, batches are cut into parts of `largest_part` samples: the windows keep their samples.
     """
 
     num_samples: int
     batch_size: int
     accumulation_steps: int
+    largest_part: int | None = None
 
     def plan(self, order: Sequence[int]) -> Plan:
         return micro_batches(order, self.batch_size)
@@ -51,7 +54,25 @@ class Windows:
 
     def group(self, plan: Plan) -> list[Plan]:
         size = self.accumulation_steps
-        return [plan[start : start + size] for start in range(0, len(plan), size)]
+        windows = [plan[start : start + size] for start in range(0, len(plan), size)]
+        return [[part for batch in window for part in self._parts(batch)] for window in windows]
+
+    @property
+    def micro_batch_size(self) -> int:
+        return min(self.batch_size, self.largest_part or self.batch_size)
+
+    @property
+    def parts_per_batch(self) -> int:
+        """Into how many parts a whole batch is cut."""
+        return -(-self.batch_size // self.micro_batch_size)
+
+    def _parts(self, batch: list[int]) -> Plan:
+        """As equal as can be: no part is a lone sample, unless all are about that small."""
+        if self.micro_batch_size >= self.batch_size:
+            return [batch]
+        count = -(-len(batch) // self.micro_batch_size)
+        ends = [len(batch) * part // count for part in range(count + 1)]
+        return [batch[start:end] for start, end in pairwise(ends)]
 
 
 def validation_steps(steps_per_epoch: int, validations_per_epoch: int) -> list[int]:

@@ -31,6 +31,7 @@ def show_json(stored: StoredStudy, number: int) -> dict[str, Any]:
         "best_epoch": trial.user_attrs.get("best_epoch"),
         "params": dict(trial.params),
         "error": trial.user_attrs.get("error"),
+        "note": trial.user_attrs.get("note"),
         "mlflow_run_id": trial.user_attrs.get("mlflow_run_id"),
         "validations": records(stored, number),
     }
