@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
 import weakref
+from pathlib import Path
 from typing import Any
 
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
+from torch.utils.data import Dataset, get_worker_info
 
 from sweeper import DataInfo, Splits
 from sweeper.data.memory import InMemory
@@ -384,3 +387,48 @@ class Hungry(Flat):
 
 def hungry_model(params: dict[str, Any], data: DataInfo) -> nn.Module:
     return Hungry(64, data.num_outputs, params["fits"], params.get("batch_norm", False), params.get("until", 0))
+
+
+class Sleeping(nn.Module):
+    """Sleeps for ever where it is told to: in `training` or in `validation`; swallows what wakes it when `deaf`."""
+
+    def __init__(self, outputs: int, where: str, deaf: bool) -> None:
+        super().__init__()
+        self.linear, self.where, self.deaf, self.trained = nn.Linear(64, outputs), where, deaf, 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.trained += self.training
+        if self.trained > 3 and self.where == ("training" if self.training else "validation"):
+            if self.deaf:
+                with contextlib.suppress(Exception):
+                    time.sleep(1000)
+            time.sleep(1000)
+        return self.linear(inputs.flatten(1))
+
+
+def sleeping_model(params: dict[str, Any], data: DataInfo) -> nn.Module:
+    if params["where"] == "build":
+        time.sleep(1000)
+    return Sleeping(data.num_outputs, params["where"], params.get("deaf", False))
+
+
+class Hanging(Dataset[Any]):
+    """Digits; a loader worker that comes to the third one while `mark` is missing makes it, and never comes back."""
+
+    def __init__(self, mark: Path) -> None:
+        digits = load_digits()
+        self.mark = mark
+        self.x, self.y = torch.tensor(digits.data[:100] / 16).float(), torch.tensor(digits.target[:100])
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if index == 2 and get_worker_info() is not None and not self.mark.exists():
+            self.mark.touch()
+            time.sleep(1000)
+        return self.x[index], self.y[index]
+
+
+def hanging_data(params: dict[str, Any], split_seed: int) -> Splits:
+    return Splits(Hanging(Path(params["mark"])))
