@@ -18,6 +18,7 @@ from sweeper.errors import CheckpointError, DatabaseError, StorageError
 from sweeper.models import has_batch_norm
 from sweeper.ownership import Renewal
 from sweeper.pruning import PRUNED_AT, should_prune
+from sweeper.quota import keep_within_quota
 from sweeper.records import ENDINGS, EpochRecord, StopReason, TrialOutcome
 from sweeper.room import LeftEarly, TrialRoom
 from sweeper.spec import TrialConfig
@@ -182,6 +183,7 @@ class Attempt:
         if record.epoch_complete and (leaving or session.epoch % self.room.spec.checkpoints.every_epochs == 0):
             self._save(session, verdict)
         self._remember_what_fits(session)
+        self._note(keep_within_quota(self.room, self.trial.study))
         self.next_validation = record.validation + 1
         self.renewal.check()  # writing checkpoints may have taken long
         self._report(record.validation)
@@ -221,9 +223,13 @@ class Attempt:
         except DatabaseError:
             raise
         except StorageError as error:
-            if self.note is None:
-                self.note = f"went on without checkpoints: {str(error).splitlines()[0]}"
-                warnings.warn(self.note, stacklevel=2)
+            self._note(f"went on without checkpoints: {str(error).splitlines()[0]}")
+
+    def _note(self, what: str | None) -> None:
+        """Say it with the trial, in its log and at its end; the first of several is enough."""
+        if what is not None and self.note is None:
+            self.note = what
+            warnings.warn(what, stacklevel=2)
 
     def _remember_what_fits(self, session: Session) -> None:
         if self.too_large is not None:

@@ -262,6 +262,7 @@ class CheckpointsSpec(Section):
     dir: str = "mlruns/checkpoints"
     every_epochs: PositiveInt = 1
     keep_last: CountInt = 2
+    quota_gib: PositiveFloat | None = None
 
 
 class SpeedSpec(Section):

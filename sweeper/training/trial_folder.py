@@ -150,6 +150,14 @@ class TrialFolder:
         self._drop(epochs[: max(0, len(epochs) - self.keep_last)])
         self.sweep_temporaries()
 
+    def only_to_go_on(self) -> list[Path]:
+        """The files that a trial which has ended does not need: all but its best weights."""
+        return [
+            *map(self._last_path, self._last_epochs()),
+            *self.path.glob(".*.pt.*.tmp"),
+            *self.path.glob(OLDER_BEST_NAME),
+        ]
+
     def sweep_temporaries(self) -> None:
         """Remove what kills left half-written. Only for the owner of the trial: another might be writing."""
         for temporary in self.path.glob(".*.pt.*.tmp"):
