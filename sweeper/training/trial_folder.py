@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 import warnings
 import zipfile
 from contextlib import suppress
@@ -232,10 +233,15 @@ class _Sink:
         self.file = file
         self.num_bytes = 0
         self.error: OSError | None = None
+        self._is_given_up = False
+
+    def give_up(self) -> None:
+        """Write nothing from here on: what is saved will not be wanted."""
+        self._is_given_up = True
 
     def write(self, chunk: memoryview) -> int:
         self.num_bytes += len(chunk)
-        if self.error is None:
+        if self.error is None and not self._is_given_up:
             try:
                 self.file.write(chunk)
             except OSError as error:
@@ -247,13 +253,32 @@ class _Sink:
 
 
 def _torch_save(state: Any, sink: _Sink) -> None:
-    """`torch.save`, from which a signal's exception comes out as itself (torch covers it with a `RuntimeError`)."""
+    """`torch.save` in a thread of its own. A signal's exception, which only the main thread raises, would come up
+    between the frames of torch's writer, and there it can abort the process.
+    """
+    done = threading.Event()
+    errors: list[BaseException] = []
+
+    def save() -> None:
+        try:
+            torch.save(state, sink)  # type: ignore[arg-type]
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            done.set()
+
+    threading.Thread(target=save, name="sweeper-save", daemon=True).start()
     try:
-        torch.save(state, sink)  # type: ignore[arg-type]
-    except RuntimeError as error:
-        if error.__context__ is not None and not isinstance(error.__context__, Exception):
-            raise error.__context__ from None
+        done.wait()
+    except BaseException:
+        sink.give_up()
+        done.wait()  # the file must not be closed under it
         raise
+    try:
+        for error in errors:
+            raise error
+    finally:
+        errors.clear()  # its traceback holds this frame, and that the state
 
 
 def _to_disk(file: BinaryIO) -> None:
